@@ -1,0 +1,198 @@
+"""Distributed SGD: the variables live on the parameter server, the computing is done by the worker.
+
+    c <- c - learning_rate * g(c)
+
+What this worker keeps: nothing between steps. What travels, in each step: the parameters from the
+ps to the worker, then the gradients from the worker to the ps. With more than one worker this is
+asynchronous; see HogWild for what happens then.
+"""
+
+import console  # first: it loads TensorFlow without its banners
+import sys
+import time
+
+from absl import flags
+import cluster
+import model
+import tensorflow.compat.v1 as tf
+
+FLAGS = flags.FLAGS
+flags.DEFINE_integer('train_steps', 3000, 'updates of the center, by all workers', lower_bound=1)
+flags.DEFINE_integer('batch_size', 32, 'examples in the batch of a local step', lower_bound=1)
+flags.DEFINE_float('learning_rate', 0.1, 'step size', lower_bound=0)
+flags.DEFINE_integer('seed', 1, 'of the initial values and the order of the examples')
+flags.DEFINE_string('model_dir', None, 'directory for checkpoints and summaries, seen by all tasks')
+flags.DEFINE_float('save_checkpoint_secs', 60, 'time between checkpoints', lower_bound=0)
+flags.DEFINE_integer('log_every_n_steps', 500, 'local steps between two lines', lower_bound=1)
+flags.DEFINE_string('straggler', None, 'worker:seconds, an artificial delay of each local step')
+
+
+def pull(variables, global_step):
+    """Reads the global step, then the variables, each on its ps, and sends them here.
+
+    Returns:
+      List of tensors: the global step, then the variables' values in order. Updates counted since
+      that step may or may not be in the values.
+    """
+    with tf.device(global_step.device):
+        step = global_step.read_value()
+    with tf.control_dependencies([step]):
+        return [step] + [variable.read_value() for variable in variables]
+
+
+def count(global_step):
+    """Adds 1 to the global step, and returns what it was: no two updates get the same number."""
+    with tf.device(global_step.device):
+        return tf.raw_ops.ResourceCountUpTo(resource=global_step.handle, limit=tf.int64.max,
+                                            T=tf.int64)
+
+
+class Scheme:
+    """Plain SGD on a center that lives on the ps: one pull and one push in each local step.
+
+    Attributes:
+      local_steps: int, local steps in one run of `train_op`.
+      pull: list of tensors, the global step and the variables' values as read.
+      train_op: dict of tensors to run again and again: 'global_step' after this worker's update;
+        'loss' and 'accuracy' on its batch.
+    """
+
+    def __init__(self, loss_at, variables, global_step, hparams):
+        """Makes the ops.
+
+        Args:
+          loss_at: function of a list of tensors, values for the variables, that returns the float32
+            scalars loss and accuracy on a fresh batch.
+          variables: list of `tf.Variable`, the center.
+          global_step: integer `tf.Variable`, counts updates of the center.
+          hparams: object with the attribute learning_rate.
+        """
+        self.local_steps = 1
+        self.pull = pull(variables, global_step)
+        center = self.pull[1:]
+        loss, accuracy = loss_at(center)
+        gradients = tf.gradients(loss, center)
+        push = tf.train.GradientDescentOptimizer(hparams.learning_rate).apply_gradients(
+            zip(gradients, variables))
+        with tf.control_dependencies([push]):
+            step = count(global_step) + 1
+        self.train_op = {'global_step': step, 'loss': loss, 'accuracy': accuracy}
+
+
+def make_loss_at(variables, next_batch, delay):
+    """Makes the function that trains on values which are not (or not yet) in variables.
+
+    Args:
+      variables: list of `tf.Variable`, made by `model.loss_and_accuracy`.
+      next_batch: function that makes a fresh batch for `model.loss_and_accuracy`.
+      delay: float, seconds to waste on each batch.
+
+    Returns:
+      Function of a list of tensors, values for the variables: builds the model with these values in
+      the variables' place, on a fresh batch, and returns its loss and its accuracy.
+    """
+    names = [variable.op.name for variable in variables]
+    last_batch = []
+
+    def loss_at(values):
+        value_of = dict(zip(names, values))
+
+        def get(getter, name, *args, **kwargs):
+            return value_of[name] if name in value_of else getter(name, *args, **kwargs)
+
+        # In the order of the steps, but not after the values: fetched while these travel.
+        with tf.control_dependencies(last_batch):
+            last_batch[:] = batch = next_batch()
+        if delay:
+            with tf.control_dependencies(values):
+                wasted = tf.py_func(time.sleep, [delay], [])
+            with tf.control_dependencies([wasted]):
+                batch = [tf.identity(tensor) for tensor in batch]
+        with tf.variable_scope(tf.get_variable_scope(), reuse=True, custom_getter=get):
+            return model.loss_and_accuracy(*batch)
+
+    return loss_at
+
+
+def straggler_delay(task_index):
+    """Returns the seconds that --straggler lets this worker waste in each local step."""
+    if not FLAGS.straggler:
+        return 0.0
+    try:
+        worker, seconds = FLAGS.straggler.split(':')
+        return float(seconds) if int(worker) == task_index else 0.0
+    except ValueError:
+        sys.exit(f'--straggler={FLAGS.straggler} is not of the form worker:seconds, such as 1:0.05')
+
+
+class PastTheHooks(tf.train.SessionRunHook):
+    """Runs `fetches` past the hooks, which ask the ps for the global step in every run.
+
+    It is a hook to get hold of each new session: there is one after each failure of a ps.
+    """
+
+    def __init__(self, fetches):
+        self._fetches = fetches
+
+    def after_create_session(self, session, coord):
+        self.run = session.make_callable(self._fetches)
+
+
+def main(_):
+    resolver = cluster.resolve('worker')
+    cluster_spec, task_index = resolver.cluster_spec(), resolver.task_id
+    num_workers = cluster_spec.num_tasks('worker')
+    is_chief = task_index == 0
+    worker_device = f'/job:worker/task:{task_index}'
+    config = tf.ConfigProto(
+        # Without filters a session waits for all tasks of the cluster, and not only for the ps.
+        device_filters=['/job:ps', worker_device],
+        intra_op_parallelism_threads=FLAGS.num_threads,
+        inter_op_parallelism_threads=FLAGS.num_threads,
+        gpu_options=tf.GPUOptions(allow_growth=True))
+    server = tf.train.Server(cluster_spec, 'worker', task_index, config=config)
+    cluster.watch_ps(resolver)
+
+    tf.set_random_seed(FLAGS.seed)
+    # The variables go to the ps in turn; all other ops to this worker.
+    with tf.device(tf.train.replica_device_setter(cluster=cluster_spec,
+                                                  worker_device=worker_device)):
+        global_step = tf.train.get_or_create_global_step()
+        _, test_accuracy = model.loss_and_accuracy(*model.test_set())
+        center = tf.trainable_variables()
+        next_batch = model.train_batches(FLAGS.batch_size, task_index, num_workers, FLAGS.seed)
+        loss_at = make_loss_at(center, next_batch, straggler_delay(task_index))
+        scheme = Scheme(loss_at, center, global_step, FLAGS)
+
+    past_the_hooks = PastTheHooks(scheme.train_op)
+    hooks = [past_the_hooks, cluster.SayDone(resolver)]
+    if is_chief:
+        session = tf.train.MonitoredTrainingSession(
+            server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,
+            scaffold=cluster.chief_scaffold(FLAGS.model_dir), hooks=hooks, config=config,
+            save_checkpoint_secs=FLAGS.save_checkpoint_secs, save_summaries_steps=None,
+            save_summaries_secs=None, log_step_count_steps=None)
+    else:
+        session = tf.train.MonitoredSession(
+            cluster.WorkerSessionCreator(server.target, config), hooks)
+
+    with session:
+        progress = console.Progress(f'worker {task_index}', session.run(global_step), is_chief)
+
+        def train(step_context):
+            """Trains past the hooks for a second, and one step with them: checkpoints."""
+            until = time.time() + 1
+            while time.time() < until and progress.global_step < FLAGS.train_steps:
+                progress.add(past_the_hooks.run(), scheme.local_steps)
+            if progress.global_step < FLAGS.train_steps:
+                progress.add(step_context.run_with_hooks(scheme.train_op), scheme.local_steps)
+
+        while progress.global_step < FLAGS.train_steps and not session.should_stop():
+            session.run_step_fn(train)
+        progress.done()
+        if is_chief:
+            progress.test(session.run(test_accuracy))
+
+
+if __name__ == '__main__':
+    console.run(main)

@@ -1,0 +1,96 @@
+"""Files and definitions that the folders share: finds copies that differ, and mends them.
+
+Two rules, and no list of names. A file that stands in the master folder and in another one has the
+same bytes in both. A definition that two worker.py share by name has the same text in both, except
+the seam, which is the scheme. A file that truly must differ says so, and why, in a comment within
+its first lines that begins with MARKER.
+"""
+
+import ast
+import pathlib
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+MASTER = 'Distributed-Setup'
+SEAM = 'Scheme'
+MARKER = 'Differs from Distributed-Setup:'
+OWN = {'README.md', 'worker.py', 'run.defaults'}  # of each folder, by design
+
+
+def files(root=ROOT):
+    """Yields pairs of paths: a file of the master folder, and its copy in another folder."""
+    for master in sorted((root / MASTER).iterdir()):
+        if master.is_file() and master.name not in OWN:
+            for copy in sorted(root.glob(f'*/{master.name}')):
+                head = copy.read_text(encoding='utf-8').splitlines()[:30]
+                if copy != master and not any(MARKER in line for line in head):
+                    yield master, copy
+
+
+def definitions(path):
+    """Returns a dict: the first and last line (excluded) of each top-level definition, by name."""
+    text = path.read_text(encoding='utf-8')
+    body = ast.parse(text).body
+    lines = text.splitlines()
+    found = {}
+    for node, following in zip(body, body[1:] + [None]):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name != SEAM:
+            last = _first_line(following) if following else len(lines)
+            while not lines[last - 1].strip():
+                last -= 1
+            found[node.name] = _first_line(node), last
+    return found
+
+
+def _first_line(node):
+    """Returns the index of a node's first line, counting its decorators."""
+    return min([node.lineno] + [d.lineno for d in getattr(node, 'decorator_list', [])]) - 1
+
+
+def text_of(path, name):
+    """Returns the lines of a top-level definition."""
+    first, last = definitions(path)[name]
+    return path.read_text(encoding='utf-8').splitlines()[first:last]
+
+
+def shared_definitions(root=ROOT):
+    """Yields (name, master path, copy path) for definitions that two worker.py have by name."""
+    workers = sorted(root.glob('*/worker.py'), key=lambda p: (p.parent.name != MASTER, p))
+    masters = {}
+    for worker in workers:
+        for name in definitions(worker):
+            if name in masters:
+                yield name, masters[name], worker
+            masters.setdefault(name, worker)
+
+
+def differences(root=ROOT):
+    """Returns (number of pairs compared, list of sentences on those that differ)."""
+    compared, wrong = 0, []
+    for master, copy in files(root):
+        compared += 1
+        if master.read_bytes() != copy.read_bytes():
+            wrong.append(f'{copy.relative_to(root)} differs from {master.relative_to(root)}')
+    for name, master, copy in shared_definitions(root):
+        compared += 1
+        if text_of(master, name) != text_of(copy, name):
+            wrong.append(f'{name} in {copy.relative_to(root)} differs from '
+                         f'{master.relative_to(root)}')
+    return compared, wrong
+
+
+def mend(root=ROOT):
+    """Copies each master over its copies that differ."""
+    for master, copy in files(root):
+        copy.write_bytes(master.read_bytes())
+        copy.chmod(master.stat().st_mode)
+    for name, master, copy in list(shared_definitions(root)):
+        first, last = definitions(copy)[name]
+        lines = copy.read_text(encoding='utf-8').splitlines()
+        lines[first:last] = text_of(master, name)
+        copy.write_text('\n'.join(lines) + '\n', encoding='utf-8')
+
+
+if __name__ == '__main__':
+    _, before = differences()
+    mend()
+    print('\n'.join(f'mended: {sentence}' for sentence in before) or 'nothing to mend')
