@@ -52,12 +52,13 @@ class Scheme:
 
     Attributes:
       local_steps: int, local steps in one run of `train_op`.
+      hooks: list of `tf.train.SessionRunHook` that the scheme needs.
       pull: list of tensors, the global step and the variables' values as read.
       train_op: dict of tensors to run again and again: 'global_step' after this worker's update;
         'loss' and 'accuracy' on its batch.
     """
 
-    def __init__(self, loss_at, variables, global_step, hparams):
+    def __init__(self, loss_at, variables, global_step, hparams, task_index, num_workers):
         """Makes the ops.
 
         Args:
@@ -66,8 +67,11 @@ class Scheme:
           variables: list of `tf.Variable`, the center.
           global_step: integer `tf.Variable`, counts updates of the center.
           hparams: object with the attribute learning_rate.
+          task_index: int, which worker this is.
+          num_workers: int, how many there are.
         """
         self.local_steps = 1
+        self.hooks = []
         self.pull = pull(variables, global_step)
         center = self.pull[1:]
         loss, accuracy = loss_at(center)
@@ -162,10 +166,10 @@ def main(_):
         center = tf.trainable_variables()
         next_batch = model.train_batches(FLAGS.batch_size, task_index, num_workers, FLAGS.seed)
         loss_at = make_loss_at(center, next_batch, straggler_delay(task_index))
-        scheme = Scheme(loss_at, center, global_step, FLAGS)
+        scheme = Scheme(loss_at, center, global_step, FLAGS, task_index, num_workers)
 
     past_the_hooks = PastTheHooks(scheme.train_op)
-    hooks = [past_the_hooks, cluster.SayDone(resolver)]
+    hooks = scheme.hooks + [past_the_hooks, cluster.SayDone(resolver)]
     if is_chief:
         session = tf.train.MonitoredTrainingSession(
             server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,

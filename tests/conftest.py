@@ -1,0 +1,156 @@
+"""Fixtures: a cluster of real servers in this process, and workers that a test drives by hand."""
+
+import importlib.util
+import pathlib
+import random
+import socket
+import sys
+import types
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / 'Distributed-Setup'), str(ROOT / 'tests')]
+
+import console  # noqa: E402, F401  (before TensorFlow)
+from absl import flags  # noqa: E402
+import tensorflow.compat.v1 as tf  # noqa: E402
+
+
+def free_ports(count):
+    """Returns `count` ports on which nothing listens."""
+    ports = []
+    for port in random.sample(range(10000, 32768), 1000):
+        with socket.socket() as probe:
+            if probe.connect_ex(('localhost', port)):
+                ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise RuntimeError('no free ports')
+
+
+def load_program(folder, name='worker'):
+    """Imports a folder's program as a module, with its flags in place of the last one's."""
+    for flag in load_program.flags:
+        delattr(flags.FLAGS, flag)
+    before = set(flags.FLAGS)
+    spec = importlib.util.spec_from_file_location(f'{folder}-{name}', ROOT / folder / f'{name}.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    load_program.flags = set(flags.FLAGS) - before
+    return module
+
+
+load_program.flags = set()
+
+
+class Cluster:
+    """Servers on loopback in this process; they live as long as it does."""
+
+    def __init__(self, num_ps=2, num_workers=4):
+        hosts = [f'localhost:{port}' for port in free_ports(num_ps + num_workers)]
+        self.spec = tf.train.ClusterSpec({'ps': hosts[:num_ps], 'worker': hosts[num_ps:]})
+        config = tf.ConfigProto(inter_op_parallelism_threads=2, intra_op_parallelism_threads=1)
+        self.servers = {(job, i): tf.train.Server(self.spec, job, i, config=config)
+                        for job, count in (('ps', num_ps), ('worker', num_workers))
+                        for i in range(count)}
+
+    def config(self, task_index):
+        """Returns the session config of a worker, as in worker.py."""
+        return tf.ConfigProto(device_filters=['/job:ps', f'/job:worker/task:{task_index}'])
+
+
+@pytest.fixture(scope='session')
+def cluster():
+    """Two parameter servers and four workers."""
+    return Cluster()
+
+
+class ToyWorker:
+    """One worker on the toy problem of half squares: loss (x - m)^2 / 2, so the gradient is x - m.
+
+    Its ops are the very ones of worker.py's Scheme. A test interleaves workers by hand: `pull` reads,
+    `push` trains on what was read and writes.
+
+    Attributes:
+      scheme: the Scheme.
+      session: a plain session on this worker's server.
+      variables: the center.
+    """
+
+    def __init__(self, cluster, folder, task_index, container, start, m, num_ps, num_workers,
+                 hparams):
+        program = load_program(folder)
+        hosts = cluster.spec.as_dict()
+        some_ps = tf.train.ClusterSpec({'ps': hosts['ps'][:num_ps], 'worker': hosts['worker']})
+        device = tf.train.replica_device_setter(cluster=some_ps,
+                                                worker_device=f'/job:worker/task:{task_index}')
+        self.graph = tf.Graph()
+        with self.graph.as_default(), self.graph.container(container), tf.device(device):
+            global_step = tf.train.get_or_create_global_step()
+            self.variables = [
+                tf.get_variable(f'x{i}', initializer=tf.constant(value, tf.float32))
+                for i, value in enumerate(start)]
+            self.gradients = []  # of each local step in train_op, for tests that look inside
+
+            def loss_at(values):
+                self.gradients.append(values[0] - m)
+                return sum(tf.reduce_sum(tf.square(v - m)) / 2 for v in values), tf.constant(0.)
+
+            self.scheme = program.Scheme(loss_at, self.variables, global_step,
+                                         types.SimpleNamespace(**hparams), task_index, num_workers)
+            self.global_step = global_step
+            self._init = tf.global_variables_initializer()
+            self._init_local = tf.local_variables_initializer()
+        self.session = tf.Session(cluster.servers['worker', task_index].target, graph=self.graph,
+                                  config=cluster.config(task_index))
+
+    def initialize(self, center):
+        """Initializes the center, if told so, and this worker's own variables."""
+        if center:
+            self.session.run(self._init)
+        self.session.run(self._init_local)
+
+    def pull(self):
+        """Reads, as the beginning of a step would, and returns what was read."""
+        return self.session.run(self.scheme.pull)
+
+    def push(self, pulled):
+        """Runs a step on what was read earlier; returns its result."""
+        return self.session.run(self.scheme.train_op, dict(zip(self.scheme.pull, pulled)))
+
+    def step(self):
+        """Runs a whole step; returns its result."""
+        return self.session.run(self.scheme.train_op)
+
+    def center(self):
+        """Returns the first variable as it is on the ps now."""
+        return self.session.run(self.variables[0]).tolist()
+
+
+@pytest.fixture
+def toy(cluster, request):
+    """A function that makes workers of a folder's scheme on the toy problem, ready to step.
+
+    Args (of the function):
+      folder: string.
+      ms: the optimum m of each worker, and so how many workers there are.
+      start: the values at which the variables of the center start; by default one scalar, 8.
+      num_ps: over how many parameter servers they are spread.
+      hparams: the scheme's hyperparameters.
+    """
+    workers = []
+
+    def make(folder, ms=(0, 0), start=(8.,), num_ps=1, **hparams):
+        container = f'{request.node.name}-{len(workers)}'
+        hparams.setdefault('learning_rate', 0.5)
+        made = [ToyWorker(cluster, folder, i, container, start, m, num_ps, len(ms), hparams)
+                for i, m in enumerate(ms)]
+        for i, worker in enumerate(made):
+            worker.initialize(center=i == 0)
+        workers.extend(made)
+        return made
+
+    yield make
+    for worker in workers:
+        worker.session.close()
