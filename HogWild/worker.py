@@ -55,13 +55,17 @@ class Scheme:
     """HogWild!: one pull and one push in each local step, and no coordination.
 
     Attributes:
-      local_steps: int, local steps in one run of `train_op`.
       hooks: list of `tf.train.SessionRunHook` that the scheme needs.
       pull: list of tensors, the global step and the variables' values as read.
       train_op: dict of tensors to run again and again: 'global_step' after this worker's update;
         'loss' and 'accuracy' on its batch; 'staleness' of the update: how many others came between
         its read and its write.
     """
+
+    @staticmethod
+    def local_steps(_):
+        """Returns how many local steps, each on a fresh batch, one run of `train_op` makes."""
+        return 1
 
     def __init__(self, loss_at, variables, global_step, hparams, task_index, num_workers):
         """Makes the ops.
@@ -75,7 +79,6 @@ class Scheme:
           task_index: int, which worker this is.
           num_workers: int, how many there are.
         """
-        self.local_steps = 1
         self.hooks = []
         self.pull = pull(variables, global_step)
         step_read, center = self.pull[0], self.pull[1:]
@@ -90,12 +93,12 @@ class Scheme:
                              'staleness': step - step_read}
 
 
-def make_loss_at(variables, next_batch, delay):
+def make_loss_at(variables, batches, delay):
     """Makes the function that trains on values which are not (or not yet) in variables.
 
     Args:
       variables: list of `tf.Variable`, made by `model.loss_and_accuracy`.
-      next_batch: function that makes a fresh batch for `model.loss_and_accuracy`.
+      batches: list of what `model.loss_and_accuracy` takes, one for each call.
       delay: float, seconds to waste on each batch.
 
     Returns:
@@ -103,7 +106,7 @@ def make_loss_at(variables, next_batch, delay):
       the variables' place, on a fresh batch, and returns its loss and its accuracy.
     """
     names = [variable.op.name for variable in variables]
-    last_batch = []
+    fresh = iter(batches)
 
     def loss_at(values):
         value_of = dict(zip(names, values))
@@ -111,9 +114,7 @@ def make_loss_at(variables, next_batch, delay):
         def get(getter, name, *args, **kwargs):
             return value_of[name] if name in value_of else getter(name, *args, **kwargs)
 
-        # In the order of the steps, but not after the values: fetched while these travel.
-        with tf.control_dependencies(last_batch):
-            last_batch[:] = batch = next_batch()
+        batch = next(fresh)
         if delay:
             with tf.control_dependencies(values):
                 wasted = tf.py_func(time.sleep, [delay], [])
@@ -171,8 +172,10 @@ def main(_):
         global_step = tf.train.get_or_create_global_step()
         _, test_accuracy = model.loss_and_accuracy(*model.test_set())
         center = tf.trainable_variables()
-        next_batch = model.train_batches(FLAGS.batch_size, task_index, num_workers, FLAGS.seed)
-        loss_at = make_loss_at(center, next_batch, straggler_delay(task_index))
+        local_steps = Scheme.local_steps(FLAGS)
+        batches = model.train_batches(FLAGS.batch_size, local_steps, task_index, num_workers,
+                                      FLAGS.seed)
+        loss_at = make_loss_at(center, batches, straggler_delay(task_index))
         scheme = Scheme(loss_at, center, global_step, FLAGS, task_index, num_workers)
 
     past_the_hooks = PastTheHooks(scheme.train_op)
@@ -194,9 +197,9 @@ def main(_):
             """Trains past the hooks for a second, and one step with them: checkpoints."""
             until = time.time() + 1
             while time.time() < until and progress.global_step < FLAGS.train_steps:
-                progress.add(past_the_hooks.run(), scheme.local_steps)
+                progress.add(past_the_hooks.run(), local_steps)
             if progress.global_step < FLAGS.train_steps:
-                progress.add(step_context.run_with_hooks(scheme.train_op), scheme.local_steps)
+                progress.add(step_context.run_with_hooks(scheme.train_op), local_steps)
 
         while progress.global_step < FLAGS.train_steps and not session.should_stop():
             session.run_step_fn(train)

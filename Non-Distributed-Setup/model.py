@@ -72,31 +72,35 @@ def _tensors(images, labels):
     return tuple(tensors)
 
 
-def train_batches(batch_size, shard=0, num_shards=1, seed=0):
+def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
     """Reads one shard of the training set for ever, shuffled anew in each epoch.
 
     Args:
       batch_size: int, examples in a batch.
+      count: int, how many batches each run of the graph takes. They come in one piece: to fetch a
+        batch takes about as long as a step of this network.
       shard: int, which shard: examples `shard`, `shard + num_shards`, ...
       num_shards: int, how many shards there are, one for each worker.
       seed: int, of the shuffle; the shard is mixed in.
 
     Returns:
-      A function without arguments that makes the next batch: a pair of tensors, images
-      [batch_size, pixels] float32 in [0, 1] and labels [batch_size] int64.
+      List of `count` batches, pairs of tensors: images [batch_size, pixels] float32 in [0, 1] and
+      labels [batch_size] int64.
     """
     images, labels, _, _ = _load()
     dataset = tf.data.Dataset.from_tensor_slices(_tensors(images[shard::num_shards],
                                                           labels[shard::num_shards]))
     dataset = dataset.shuffle(len(images), seed=seed * num_shards + shard).repeat()
-    iterator = tf.data.make_initializable_iterator(dataset.batch(batch_size, drop_remainder=True))
+    for size in batch_size, count:
+        dataset = dataset.batch(size, drop_remainder=True)
+    iterator = tf.data.make_initializable_iterator(dataset)
     # Sessions initialize tables, and so this iterator, whenever they begin.
     tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
-    return iterator.get_next
+    return list(zip(*map(tf.unstack, iterator.get_next())))
 
 
 def test_set():
-    """Returns the whole test set as one batch, in the form of `train_batches`."""
+    """Returns the whole test set as one batch, a pair of tensors as from `train_batches`."""
     return _tensors(*_load()[2:])
 
 

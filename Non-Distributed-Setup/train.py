@@ -58,9 +58,9 @@ def main(_):
     global_step = tf.train.get_or_create_global_step()
     _, test_accuracy = model.loss_and_accuracy(*model.test_set())
     variables = tf.trainable_variables()
-    next_batch = model.train_batches(FLAGS.batch_size, seed=FLAGS.seed)
+    batch, = model.train_batches(FLAGS.batch_size, count=1, seed=FLAGS.seed)
     with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-        loss, accuracy = model.loss_and_accuracy(*next_batch())
+        loss, accuracy = model.loss_and_accuracy(*batch)
     train_op = sgd(loss, accuracy, variables, global_step, FLAGS.learning_rate)
 
     past_the_hooks = PastTheHooks(train_op)
