@@ -98,7 +98,8 @@ class Progress:
 
     def say(self, text):
         """Prints `text` in one line, behind the name of the process."""
-        print(f'{self._name}: {text}', flush=True)
+        sys.stdout.write(f'{self._name}: {text}\n')  # in one piece: other processes write, too
+        sys.stdout.flush()
 
     def add(self, result, local_steps=1):
         """Takes the result of one run of a train op.
