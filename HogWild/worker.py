@@ -27,7 +27,7 @@ flags.DEFINE_integer('seed', 1, 'of the initial values and the order of the exam
 flags.DEFINE_string('model_dir', None, 'directory for checkpoints and summaries, seen by all tasks')
 flags.DEFINE_float('save_checkpoint_secs', 60, 'time between checkpoints', lower_bound=0)
 flags.DEFINE_integer('log_every_n_steps', 500, 'local steps between two lines', lower_bound=1)
-flags.DEFINE_string('straggler', None, 'worker:seconds, an artificial delay of each local step')
+flags.DEFINE_list('straggler', [], 'worker:seconds[,...], artificial delays of each local step')
 flags.DEFINE_boolean('use_locking', False, 'let one worker at a time write to a variable')
 
 
@@ -117,7 +117,7 @@ def make_loss_at(variables, batches, delay):
         batch = next(fresh)
         if delay:
             with tf.control_dependencies(values):
-                wasted = tf.py_func(time.sleep, [delay], [])
+                wasted = tf.py_func(lambda: time.sleep(delay), [], [])
             with tf.control_dependencies([wasted]):
                 batch = [tf.identity(tensor) for tensor in batch]
         with tf.variable_scope(tf.get_variable_scope(), reuse=True, custom_getter=get):
@@ -128,13 +128,15 @@ def make_loss_at(variables, batches, delay):
 
 def straggler_delay(task_index):
     """Returns the seconds that --straggler lets this worker waste in each local step."""
-    if not FLAGS.straggler:
-        return 0.0
     try:
-        worker, seconds = FLAGS.straggler.split(':')
-        return float(seconds) if int(worker) == task_index else 0.0
+        parts = [part.split(':') for part in FLAGS.straggler]
+        delays = {int(worker): float(seconds) for worker, seconds in parts}
+        if not all(0 <= delay < 1e6 for delay in delays.values()):
+            raise ValueError
     except ValueError:
-        sys.exit(f'--straggler={FLAGS.straggler} is not of the form worker:seconds, such as 1:0.05')
+        sys.exit(f'--straggler={",".join(FLAGS.straggler)} is not of the form worker:seconds, such '
+                 'as 1:0.05, or several of these by commas.')
+    return delays.get(task_index, 0.0)
 
 
 class PastTheHooks(tf.train.SessionRunHook):
