@@ -25,23 +25,26 @@ flags.DEFINE_integer('batch_size', 32, 'examples in the batch of a local step', 
 flags.DEFINE_float('learning_rate', 0.1, 'step size', lower_bound=0)
 flags.DEFINE_integer('seed', 1, 'of the initial values and the order of the examples')
 flags.DEFINE_string('model_dir', None, 'directory for checkpoints and summaries, seen by all tasks')
-flags.DEFINE_float('save_checkpoint_secs', 60, 'time between checkpoints', lower_bound=0)
+flags.DEFINE_float('save_checkpoint_secs', 60, 'time between checkpoints', lower_bound=0.1)
 flags.DEFINE_integer('log_every_n_steps', 500, 'local steps between two lines', lower_bound=1)
 flags.DEFINE_list('straggler', [], 'worker:seconds[,...], artificial delays of each local step')
 flags.DEFINE_boolean('use_locking', False, 'let one worker at a time write to a variable')
 
 
 def pull(variables, global_step):
-    """Reads the global step, then the variables, each on its ps, and sends them here.
+    """Reads the global step, then the variables, each on its ps.
 
     Returns:
-      List of tensors: the global step, then the variables' values in order. Updates counted since
-      that step may or may not be in the values.
+      List of tensors on the ps: the global step, then the variables' values in order. Of the updates
+      that are counted later, some may be in the values already.
     """
     with tf.device(global_step.device):
         step = global_step.read_value()
-    with tf.control_dependencies([step]):
-        return [step] + [variable.read_value() for variable in variables]
+    values = []
+    for variable in variables:
+        with tf.control_dependencies([step]), tf.device(variable.device):
+            values.append(variable.read_value())
+    return [step] + values
 
 
 def count(global_step):
@@ -92,6 +95,9 @@ class Scheme:
             self.train_op = {'global_step': step + 1, 'loss': loss, 'accuracy': accuracy,
                              'staleness': step - step_read}
 
+    def wait(self):
+        """Returns when this worker may begin its next run: at once, it waits for nobody."""
+
 
 def make_loss_at(variables, batches, delay):
     """Makes the function that trains on values which are not (or not yet) in variables.
@@ -140,16 +146,21 @@ def straggler_delay(task_index):
 
 
 class PastTheHooks(tf.train.SessionRunHook):
-    """Runs `fetches` past the hooks, which ask the ps for the global step in every run.
+    """Trains past the hooks, which ask the ps for the global step in every run.
 
     It is a hook to get hold of each new session: there is one after each failure of a ps.
     """
 
-    def __init__(self, fetches):
-        self._fetches = fetches
+    def __init__(self, scheme):
+        self._scheme = scheme
 
     def after_create_session(self, session, coord):
-        self.run = session.make_callable(self._fetches)
+        self._run = session.make_callable(self._scheme.train_op)
+
+    def run(self):
+        """Waits until this worker may go on, and returns the values of one run of `train_op`."""
+        self._scheme.wait()
+        return self._run()
 
 
 def main(_):
@@ -180,7 +191,7 @@ def main(_):
         loss_at = make_loss_at(center, batches, straggler_delay(task_index))
         scheme = Scheme(loss_at, center, global_step, FLAGS, task_index, num_workers)
 
-    past_the_hooks = PastTheHooks(scheme.train_op)
+    past_the_hooks = PastTheHooks(scheme)
     hooks = scheme.hooks + [past_the_hooks, cluster.SayDone(resolver)]
     if is_chief:
         session = tf.train.MonitoredTrainingSession(
@@ -196,12 +207,11 @@ def main(_):
         progress = console.Progress(f'worker {task_index}', session.run(global_step), is_chief)
 
         def train(step_context):
-            """Trains past the hooks for a second, and one step with them: checkpoints."""
+            """Trains past the hooks for a second, and then runs them: checkpoints."""
             until = time.time() + 1
             while time.time() < until and progress.global_step < FLAGS.train_steps:
                 progress.add(past_the_hooks.run(), local_steps)
-            if progress.global_step < FLAGS.train_steps:
-                progress.add(step_context.run_with_hooks(scheme.train_op), local_steps)
+            step_context.run_with_hooks(global_step)
 
         while progress.global_step < FLAGS.train_steps and not session.should_stop():
             session.run_step_fn(train)

@@ -7,6 +7,7 @@ import collections
 import contextlib
 import math
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -65,7 +66,56 @@ def _parse_flags(argv):
 
 def run(main):
     """Runs `main(argv)` when the flags are right, else says which one is not."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once, without a traceback
     app.run(main, flags_parser=_parse_flags)
+
+
+def check_model_dir(model_dir):
+    """Makes `model_dir`, a string or None, if it is not there.
+
+    Raises:
+      SystemExit: if it cannot be made or written to, or its checkpoints cannot be found.
+    """
+    if not model_dir:
+        return
+    try:
+        os.makedirs(model_dir, exist_ok=True)
+        tempfile.TemporaryFile(dir=model_dir).close()
+    except OSError as error:
+        sys.exit(f'--model_dir={model_dir} cannot be made or written to: {error.strerror}.')
+    try:
+        found = tf.train.latest_checkpoint(model_dir)
+    except (tf.errors.OpError, ValueError):
+        found = None
+    if not found and os.path.exists(os.path.join(model_dir, 'checkpoint')):
+        sys.exit(f'--model_dir={model_dir}: its file "checkpoint" is damaged, or names files '
+                 'that are not there. Mend it, or give another --model_dir.')
+
+
+class Saver(tf.train.Saver):
+    """A `tf.train.Saver` that says when it restores, and fails to in one line."""
+
+    def __init__(self, name, **kwargs):
+        """See `tf.train.Saver`; `name` is who is speaking, for example 'worker 0'."""
+        super().__init__(**kwargs)
+        self._name = name
+
+    def restore(self, sess, save_path):
+        """See `tf.train.Saver`.
+
+        Raises:
+          SystemExit: if the checkpoint cannot be read or is not of this model.
+        """
+        try:
+            super().restore(sess, save_path)
+        except (tf.errors.AbortedError, tf.errors.UnavailableError):
+            raise  # a ps died meanwhile: the session is made anew
+        except (tf.errors.OpError, ValueError) as error:
+            sys.exit(f'The checkpoint {save_path} cannot be restored, it is damaged or of another '
+                     f'model ({str(error).splitlines()[0][:200]}). Give another --model_dir, or '
+                     'delete it.')
+        print(f'{self._name}: resumes from {save_path}', flush=True)
 
 
 class Progress:
@@ -76,7 +126,7 @@ class Progress:
     """
 
     def __init__(self, name, global_step, is_chief=True):
-        """Says that training starts, or resumes.
+        """Says that training starts.
 
         Reads the flags train_steps, log_every_n_steps and model_dir.
 
@@ -92,7 +142,7 @@ class Progress:
             FLAGS.model_dir if is_chief else os.path.join(FLAGS.model_dir, name.replace(' ', '-')))
         self._whole_run = _Period()
         self._line = _Period()
-        how = 'starts' if not global_step else 'resumes' if is_chief else 'joins'
+        how = 'starts' if is_chief or not global_step else 'joins'
         self.say(f'{how} at step {global_step} of {FLAGS.train_steps}, '
                  f'after {time.time() - START:.1f} s')
 
@@ -105,8 +155,8 @@ class Progress:
         """Takes the result of one run of a train op.
 
         Args:
-          result: dict of numbers: 'global_step' after the run; 'loss' and 'accuracy', the means over
-            the run's batches; and others, such as 'staleness'.
+          result: dict of numbers or arrays of numbers: 'global_step' after the run; 'loss' and
+            'accuracy', the means over the run's batches; and others, such as 'staleness'.
           local_steps: int, on how many batches the run trained.
 
         Raises:
@@ -150,8 +200,8 @@ class _Period:
         self.local_steps = 0
         self._began = time.time()
         self._results = []  # as they came: to sum them up is not for the hot path
-        self._runs = 0
         self._sums = collections.Counter()
+        self._counts = collections.Counter()
         self._maxima = {}
 
     def add(self, result, local_steps):
@@ -163,24 +213,24 @@ class _Period:
         """Adds the results of a later period."""
         later._sum_up()
         self.local_steps += later.local_steps
-        self._runs += later._runs
         self._sums.update(later._sums)
+        self._counts.update(later._counts)
         for key, value in later._maxima.items():
             self._maxima[key] = max(value, self._maxima.get(key, value))
 
     def means(self):
-        """Returns a dict of floats: the mean of each figure by run, and steps/s."""
+        """Returns a dict of floats: the mean of each figure, and steps/s."""
         self._sum_up()
-        means = {key: total / self._runs for key, total in self._sums.items()}
+        means = {key: total / self._counts[key] for key, total in self._sums.items()}
         return dict(means, **{'steps/s': self.local_steps / (time.time() - self._began)})
 
     def _sum_up(self):
         for key in self._results[0] if self._results else ():
             if key != 'global_step':
-                column = [float(result[key]) for result in self._results]
-                self._sums[key] += sum(column)
-                self._maxima[key] = max(column + [self._maxima.get(key, column[0])])
-        self._runs += len(self._results)
+                column = np.concatenate([np.ravel(result[key]) for result in self._results])
+                self._sums[key] += float(column.sum())
+                self._counts[key] += len(column)
+                self._maxima[key] = max(column.max(), self._maxima.get(key, column[0]))
         self._results = []
 
     def words(self, without=()):
