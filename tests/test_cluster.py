@@ -1,0 +1,155 @@
+"""Membership: TF_CONFIG and the host flags say the same, and what is wrong with them is said."""
+
+import json
+import socket
+
+from absl import flags
+from absl.testing import flagsaver
+import cluster
+from conftest import free_ports
+import pytest
+
+FLAGS = flags.FLAGS
+# Nothing ever listens on these; nobody has to, either.
+PS, WORKERS = ['ps0:2221'], ['worker0:2222', 'worker1:2223']
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch):
+    """No cluster given in any way."""
+    FLAGS.mark_as_parsed()
+    monkeypatch.delenv('TF_CONFIG', raising=False)
+    with flagsaver.flagsaver():
+        yield
+
+
+@pytest.fixture
+def tf_config(monkeypatch):
+    """A function that sets TF_CONFIG to its text, or to its argument in JSON."""
+    def set_to(value):
+        text = value if isinstance(value, str) else json.dumps(value)
+        monkeypatch.setenv('TF_CONFIG', text)
+    return set_to
+
+
+def config(task_type='worker', index=0, **jobs):
+    """Returns the content of a TF_CONFIG; `jobs` replace those of a good one."""
+    return {'cluster': dict({'ps': PS, 'worker': WORKERS}, **jobs),
+            'task': {'type': task_type, 'index': index}}
+
+
+def give_flags(ps='ps0:2221', worker='worker0:2222,worker1:2223', index=0):
+    """Sets the host flags, as if these texts had been given on the command line."""
+    for name, value in ('ps_hosts', ps), ('worker_hosts', worker), ('task_index', index):
+        if value is not None:
+            FLAGS[name].parse(value)
+
+
+@pytest.mark.parametrize('task_type, index', [('ps', 0), ('worker', 0), ('worker', 1)])
+def test_flags_and_tf_config_give_the_same(tf_config, task_type, index):
+    give_flags(index=index)
+    by_flags = cluster.resolve(task_type)
+    for flag in 'ps_hosts', 'worker_hosts', 'task_index':
+        FLAGS[flag].value = None
+    tf_config(config(task_type, index))
+    by_config = cluster.resolve(task_type)
+    for resolver in by_flags, by_config:
+        assert resolver.cluster_spec().as_dict() == {'ps': PS, 'worker': WORKERS}
+        assert (resolver.task_type, resolver.task_id) == (task_type, index)
+    assert type(by_flags) is type(by_config)
+
+
+def test_an_index_may_be_text(tf_config):
+    """Some engines write it so."""
+    tf_config(config(index='1'))
+    assert cluster.resolve('worker').task_id == 1
+
+
+def test_an_empty_tf_config_is_none(tf_config):
+    tf_config('')
+    give_flags()
+    assert cluster.resolve('worker').task_id == 0
+
+
+def test_other_keys_do_not_matter(tf_config):
+    """TFJob adds one."""
+    tf_config(dict(config(), environment='cloud'))
+    assert cluster.resolve('worker').task_id == 0
+
+
+@pytest.mark.parametrize('task_type, value, complaint', [
+    ('worker', 'nonsense', 'cannot be read.*JSONDecodeError.*looks like'),
+    ('worker', '[]', 'cannot be read.*TypeError'),
+    ('worker', '{}', "cannot be read.*KeyError: 'cluster'"),
+    ('worker', {'cluster': {}}, "cannot be read.*KeyError: 'task'"),
+    ('worker', {'cluster': [1], 'task': {}}, 'cannot be read.*TypeError'),
+    ('worker', {'cluster': {}, 'task': {'type': 'worker'}}, "cannot be read.*KeyError: 'index'"),
+    ('worker', {'cluster': {}, 'task': {'index': 0}}, "cannot be read.*KeyError: 'type'"),
+    ('worker', config(index='first'), 'cannot be read.*ValueError'),
+    ('worker', config(index=None), 'cannot be read.*TypeError'),
+    ('worker', config(task_type='ps'), r'this task is a ps: start ps\.py'),
+    ('ps', config(), r'this task is a worker: start worker\.py'),
+    ('ps', 'nonsense', '"task": {"type": "ps", "index": 0}'),
+    ('worker', config(ps=[]), 'no list of hosts for the job ps'),
+    ('worker', config(worker='worker0:2222'), 'no list of hosts for the job worker'),
+    ('worker', config(worker={'0': 'worker0:2222'}), 'no list of hosts for the job worker'),
+    ('worker', config(evaluator=['host:1']), 'the jobs are ps and worker, not evaluator, ps'),
+    ('worker', config(index=2), r'index of this worker is 2, and there are 2 \(counted from 0\)'),
+    ('worker', config(index=-1), 'index of this worker is -1'),
+    ('worker', config(ps=['ps0']), '"ps0" is not of the form host:port'),
+    ('worker', config(ps=[2222]), '"2222" is not of the form host:port'),
+    ('worker', config(ps=[':2222']), '":2222" is not of the form host:port'),
+    ('worker', config(ps=['ps0:http']), '"ps0:http" is not of the form host:port'),
+    ('worker', config(ps=['ps0:0']), '"ps0:0" is not of the form host:port'),
+    ('worker', config(ps=['ps0:65536']), '"ps0:65536" is not of the form host:port'),
+    ('worker', config(ps=WORKERS[1:]), 'worker1:2223 is there twice'),
+])
+def test_bad_tf_config(tf_config, task_type, value, complaint):
+    tf_config(value)
+    with pytest.raises(SystemExit, match='(?s)^TF_CONFIG.*' + complaint) as error:
+        cluster.resolve(task_type)
+    assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('given, complaint', [
+    (dict(ps=None), 'no list of hosts for the job ps'),
+    (dict(worker=None), 'no list of hosts for the job worker'),
+    (dict(ps=None, worker=None), 'no list of hosts for the job ps'),
+    (dict(index=None), 'index of this worker is None, and there are 2'),
+    (dict(index=2), 'index of this worker is 2, and there are 2'),
+    (dict(ps='ps0'), '"ps0" is not of the form host:port'),
+    (dict(worker='worker0:2222,'), '"" is not of the form host:port'),
+    (dict(worker='worker0:2222,worker0:2222'), 'worker0:2222 is there twice'),
+])
+def test_bad_flags(given, complaint):
+    give_flags(**given)
+    with pytest.raises(SystemExit,
+                       match='^--ps_hosts, --worker_hosts, --task_index: .*' + complaint) as error:
+        cluster.resolve('worker')
+    assert '\n' not in str(error.value)
+
+
+def test_no_cluster():
+    with pytest.raises(SystemExit, match='No cluster is given.*`bash run.sh`'):
+        cluster.resolve('worker')
+
+
+@pytest.mark.parametrize('given', [{}, dict(ps=None, worker=None), dict(worker=None, index=None)])
+def test_two_clusters(tf_config, given):
+    tf_config(config())
+    give_flags(**given)
+    with pytest.raises(SystemExit, match='given twice.*Unset the one or leave out the others'):
+        cluster.resolve('worker')
+
+
+def test_port_in_use():
+    port, = free_ports(1)
+    give_flags(ps=f'localhost:{port}')
+    with socket.socket() as other:
+        other.bind(('', port))
+        other.listen(1)
+        with pytest.raises(SystemExit, match=f'ps 0 cannot listen on port {port}: '
+                                             'Address already in use. Is another run using it'):
+            cluster.resolve('ps')
+        assert cluster.resolve('worker').task_id == 0, "another task's port is not looked at"
+    assert cluster.resolve('ps').task_id == 0
