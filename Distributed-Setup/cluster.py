@@ -8,6 +8,7 @@ import threading
 import time
 
 from absl import flags
+import console
 import tensorflow.compat.v1 as tf
 
 FLAGS = flags.FLAGS
@@ -171,24 +172,16 @@ class WorkerSessionCreator(tf.train.SessionCreator):
                      f'{FLAGS.patience_secs:g} s. Is it running?')
 
 
-class _Saver(tf.train.Saver):
-    """A `tf.train.Saver` that restores only parameters that are lost."""
+class _Saver(console.Saver):
+    """Restores only parameters that are lost."""
 
     def __init__(self, lost):
-        super().__init__(sharded=True)  # each ps writes its own
+        super().__init__('worker 0', sharded=True)  # each ps writes its own
         self._lost = lost
 
     def restore(self, sess, save_path):
-        if not sess.run(self._lost).size:
-            return
-        try:
+        if sess.run(self._lost).size:
             super().restore(sess, save_path)
-        except (tf.errors.AbortedError, tf.errors.UnavailableError):
-            raise  # a ps died meanwhile: the session is made anew
-        except (tf.errors.OpError, ValueError) as error:
-            sys.exit(f'The checkpoint {save_path} cannot be restored, it is damaged or of another '
-                     f'model ({str(error).splitlines()[0][:200]}). Give another --model_dir, or '
-                     f'delete it.')
 
 
 def chief_scaffold(model_dir):
@@ -201,17 +194,9 @@ def chief_scaffold(model_dir):
       model_dir: string or None, where the checkpoints are.
 
     Raises:
-      SystemExit: if `model_dir` cannot be made, or its checkpoints cannot be found.
+      SystemExit: if `model_dir` cannot be used.
     """
-    if model_dir:
-        try:
-            os.makedirs(model_dir, exist_ok=True)
-        except OSError as error:
-            sys.exit(f'--model_dir={model_dir} cannot be made: {error.strerror}.')
-        if (os.path.exists(os.path.join(model_dir, 'checkpoint'))
-                and not tf.train.latest_checkpoint(model_dir)):
-            sys.exit(f'--model_dir={model_dir}: its file "checkpoint" is damaged, or names files '
-                     'that are not there. Mend it, or give another --model_dir.')
+    console.check_model_dir(model_dir)
     lost = tf.report_uninitialized_variables(tf.global_variables())
     initialize = tf.global_variables_initializer()
 

@@ -18,7 +18,7 @@ flags.DEFINE_integer('batch_size', 32, 'examples in the batch of a step', lower_
 flags.DEFINE_float('learning_rate', 0.1, 'step size', lower_bound=0)
 flags.DEFINE_integer('seed', 1, 'of the initial values and the order of the examples')
 flags.DEFINE_string('model_dir', None, 'directory for checkpoints and summaries')
-flags.DEFINE_float('save_checkpoint_secs', 60, 'time between checkpoints', lower_bound=0)
+flags.DEFINE_float('save_checkpoint_secs', 60, 'time between checkpoints', lower_bound=0.1)
 flags.DEFINE_integer('log_every_n_steps', 500, 'steps between two lines', lower_bound=1)
 flags.DEFINE_integer('num_threads', 1, "threads in each of TensorFlow's two pools; 0: one per core",
                      lower_bound=0)
@@ -64,12 +64,15 @@ def main(_):
     train_op = sgd(loss, accuracy, variables, global_step, FLAGS.learning_rate)
 
     past_the_hooks = PastTheHooks(train_op)
+    console.check_model_dir(FLAGS.model_dir)
+    scaffold = tf.train.Scaffold(saver=console.Saver('train'))
     config = tf.ConfigProto(intra_op_parallelism_threads=FLAGS.num_threads,
                             inter_op_parallelism_threads=FLAGS.num_threads)
     with tf.train.MonitoredTrainingSession(
-            checkpoint_dir=FLAGS.model_dir, hooks=[past_the_hooks], config=config,
-            save_checkpoint_secs=FLAGS.save_checkpoint_secs, save_summaries_steps=None,
-            save_summaries_secs=None, log_step_count_steps=None) as session:
+            checkpoint_dir=FLAGS.model_dir, scaffold=scaffold, hooks=[past_the_hooks],
+            config=config, save_checkpoint_secs=FLAGS.save_checkpoint_secs,
+            save_summaries_steps=None, save_summaries_secs=None, log_step_count_steps=None
+    ) as session:
         progress = console.Progress('train', session.run(global_step))
 
         def train(step_context):

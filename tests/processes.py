@@ -1,0 +1,242 @@
+"""Real processes for tests: started as a user or a cluster engine starts them, found by a mark.
+
+Every process carries a mark in its environment, which its descendants inherit: so what a run left
+behind is found, whoever started it, and ended by its id.
+"""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+
+from conftest import free_ports, ROOT
+import psutil
+
+PATIENCE = 180  # seconds that a test waits for a condition; nothing waits that long on a good run
+_MARK = 'EXAMPLES_TEST_MARK'
+# What a shell or this very test (console.py sets the last one) may have set, and a run reads.
+_FOREIGN = {'PS', 'WORKERS', 'PORT', 'PYTHON', 'TF_CONFIG', 'TF_CPP_MIN_LOG_LEVEL'}
+
+# The lines of a good run.
+_FIGURE = r'[a-z][\w/ ]* -?[\d.]+(?:e[+-]\d+)?(?: \(max -?[\d.]+\))?'
+NAME = r'(?P<name>train|worker \d+)'
+BEGINS = re.compile(NAME + r': (?:starts|joins) at step (?P<step>\d+) of \d+, after \d+\.\d s')
+RESUMES = re.compile(NAME + r': resumes from (?P<path>.+-(?P<step>\d+))')
+STEP = re.compile(NAME + r': step (?P<step>\d+) of \d+, loss (?P<loss>\d+\.\d{3}), '
+                  rf'accuracy (?P<accuracy>[01]\.\d{{3}})(?:, {_FIGURE})*, \d+ steps/s')
+DID = re.compile(NAME + rf': did (?P<local_steps>\d+) local steps(?:, {_FIGURE})*, \d+ steps/s')
+TEST = re.compile(NAME + r': test accuracy (?P<accuracy>[01]\.\d{3}) after (?P<step>\d+) steps, '
+                  r'\d+\.\d s')
+WAITS = re.compile(NAME + r': ps \d+ at \S+ does not answer \(.+\); waiting')
+GOOD_LINES = BEGINS, RESUMES, STEP, DID, TEST, WAITS
+
+
+def examples():
+    """Returns the names of all folders that have a run.sh."""
+    return sorted(path.parent.name for path in ROOT.glob('*/run.sh'))
+
+
+class Program:
+    """A program under way.
+
+    Attributes:
+      pid: int.
+      mark: string, in the environment of this process and its descendants.
+    """
+
+    def __init__(self, command, directory, cwd=None, env=None):
+        """Starts `command`, a list of strings; its output goes into files in `directory`.
+
+        Args:
+          command: list of strings.
+          directory: `pathlib.Path`, for files with its output.
+          cwd: where it runs; by default an empty directory.
+          env: dict, what to add to the environment.
+        """
+        self.mark = uuid.uuid4().hex
+        self._command = [str(word) for word in command]
+        self._outputs = directory / f'{self.mark}.out', directory / f'{self.mark}.err'
+        if cwd is None:
+            cwd = directory / self.mark
+            cwd.mkdir()
+        own = {key: value for key, value in os.environ.items() if key not in _FOREIGN}
+        with self._outputs[0].open('wb') as out, self._outputs[1].open('wb') as err:
+            # A session of its own: a signal to its group is a Ctrl-C, and does not reach the tests.
+            self._popen = subprocess.Popen(
+                self._command, cwd=str(cwd), stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                env=dict(own, **dict(env or {}, **{_MARK: self.mark})), start_new_session=True)
+        self.pid = self._popen.pid
+
+    def __str__(self):
+        return '\n'.join([' '.join(self._command), f'status: {self._popen.poll()}', '-- stdout:',
+                          *self.out, '-- stderr:', *self.err])
+
+    @property
+    def out(self):
+        """The lines on stdout so far."""
+        return self._outputs[0].read_text(encoding='utf-8').splitlines()
+
+    @property
+    def err(self):
+        """The lines on stderr so far."""
+        return self._outputs[1].read_text(encoding='utf-8').splitlines()
+
+    @property
+    def running(self):
+        """Whether it has not ended."""
+        return self._popen.poll() is None
+
+    def matches(self, form):
+        """Returns the matches of `form`, a regular expression, with whole lines on stdout."""
+        return [match for match in map(re.compile(form).fullmatch, self.out) if match]
+
+    def wait_for(self, form, count=1):
+        """Waits for the `count`th line on stdout of `form`; returns its match."""
+        wait_until(lambda: len(self.matches(form)) >= count or not self.running,
+                   f'{form}\nwas waited for {count} times in\n', self)
+        found = self.matches(form)
+        assert len(found) >= count, f'{form}\ncame {len(found)} times in\n{self}'
+        return found[count - 1]
+
+    def wait(self):
+        """Waits for its end; returns its exit status."""
+        wait_until(lambda: not self.running, 'does not end:', self)
+        return self._popen.returncode
+
+    def ends_well(self):
+        """Waits for its end; asserts that it was a good one: status 0, and nothing on stderr."""
+        assert self.wait() == 0 and not self.err, str(self)
+
+    def fails(self, form, lines=1):
+        """Waits for its end; asserts that it failed, and said on stderr why in one line of `form`.
+
+        Args:
+          form: regular expression, to be found in each line on stderr.
+          lines: int or range, how many there may be: one for each task that fails.
+        """
+        assert self.wait() not in (0, -signal.SIGABRT, -signal.SIGSEGV), str(self)
+        allowed = range(lines, lines + 1) if isinstance(lines, int) else lines
+        assert len(self.err) in allowed, str(self)
+        assert all(re.search(form, line) for line in self.err), f'{form}\nis not in\n{self}'
+
+    def send(self, signum, group=False):
+        """Sends a signal to it, or to its whole group, as the terminal does on Ctrl-C."""
+        (os.killpg if group else os.kill)(self.pid, signum)
+
+    def kill(self):
+        """Ends it as `kill -9` does."""
+        self.send(signal.SIGKILL)
+        self._popen.wait()
+
+    def left(self):
+        """Returns those of its processes that run, itself included."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if (process.environ().get(_MARK) == self.mark
+                        and process.status() != psutil.STATUS_ZOMBIE):
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                pass  # it ended meanwhile, or is somebody else's
+        return found
+
+    def end(self):
+        """Ends all that is left of it; returns their command lines."""
+        names = []
+        for _ in range(5):  # one of them may be starting another
+            left = self.left()
+            for process in left:
+                try:
+                    names.append(' '.join(process.cmdline()))
+                    process.kill()
+                except psutil.NoSuchProcess:
+                    pass
+            psutil.wait_procs(left, timeout=10)
+        if self._popen.poll() is None:
+            self._popen.wait(10)
+        return names
+
+
+class Programs:
+    """Starts programs; at the end of a test none may be left."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self._all = []
+
+    def start(self, command, cwd=None, env=None):
+        """Starts a command, a list of strings; returns a `Program`."""
+        self._all.append(Program(command, self.directory, cwd, env))
+        return self._all[-1]
+
+    def run_sh(self, folder, *flags, cwd=None, **env):
+        """Starts `bash run.sh`.
+
+        Args:
+          folder: name of a folder, or path of a copy.
+          *flags: strings.
+          cwd: where it runs.
+          **env: environment variables, such as WORKERS=4.
+        """
+        env = {'PYTHON': sys.executable, **{name: str(value) for name, value in env.items()}}
+        return self.start(['bash', ROOT / folder / 'run.sh', *flags], cwd, env)
+
+    def task(self, program, *flags, folder='HogWild', **env):
+        """Starts 'ps' or 'worker' without a cluster, or 'train'."""
+        return self.start([sys.executable, ROOT / folder / f'{program}.py', *flags], env=env)
+
+    def end(self):
+        """Ends all that is left; returns what it was, a list of strings."""
+        return [name for program in self._all for name in program.end()]
+
+
+class Tasks:
+    """The tasks of one cluster, started one by one as a cluster engine does."""
+
+    def __init__(self, programs, num_ps=1, num_workers=2, folder='HogWild', flags=()):
+        """Chooses the addresses.
+
+        Args:
+          programs: `Programs`.
+          num_ps: int.
+          num_workers: int.
+          folder: name of a folder.
+          flags: strings, for each worker.
+        """
+        hosts = [f'localhost:{port}' for port in free_ports(num_ps + num_workers)]
+        self.cluster = {'ps': hosts[:num_ps], 'worker': hosts[num_ps:]}
+        self._programs = programs
+        self._folder = folder
+        self._flags = flags
+
+    def start(self, job, index, *flags):
+        """Starts a task by TF_CONFIG; returns a `Program`."""
+        config = {'cluster': self.cluster, 'task': {'type': job, 'index': index}}
+        flags = ('--num_threads=1',) + tuple(self._flags if job == 'worker' else ()) + flags
+        return self._programs.task(job, *flags, folder=self._folder, TF_CONFIG=json.dumps(config))
+
+    def start_by_flags(self, job, index, *flags):
+        """Starts a task by the host flags; returns a `Program`."""
+        hosts = [f'--{kind}_hosts={",".join(self.cluster[kind])}' for kind in self.cluster]
+        flags = tuple(self._flags if job == 'worker' else ()) + flags
+        return self._programs.task(job, *hosts, f'--task_index={index}', *flags,
+                                   folder=self._folder)
+
+
+def wait_until(condition, *complaint):
+    """Waits until `condition()` is true; fails with `complaint` after PATIENCE seconds."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, ' '.join(map(str, complaint))
+        time.sleep(0.05)
+
+
+def checkpoints(model_dir):
+    """Returns the global steps of the checkpoints in a directory."""
+    return sorted(int(re.search(r'-(\d+)\.index$', path.name).group(1))
+                  for path in pathlib.Path(model_dir).glob('model.ckpt-*.index'))

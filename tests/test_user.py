@@ -1,0 +1,86 @@
+"""Every folder as its user has it: copied elsewhere, run with small flags, run again."""
+
+import os
+import shutil
+import sys
+
+from absl import flags
+from conftest import load_program, ROOT
+from processes import (BEGINS, checkpoints, DID, examples, GOOD_LINES, Programs, RESUMES, STEP,
+                       TEST)
+import pytest
+
+CHANCE = 0.5  # one of ten digits: to guess this many of the 297 right is out of reach
+STEPS = 500
+MORE_STEPS = 600
+
+
+@pytest.fixture
+def programs(tmp_path):
+    programs = Programs(tmp_path)
+    yield programs
+    left = programs.end()
+    assert not left
+
+
+@pytest.fixture(params=examples())
+def copy(request, tmp_path):
+    """A copy of a folder, alone in a directory with a space in its name."""
+    place = tmp_path / 'my project' / request.param
+    shutil.copytree(str(ROOT / request.param), str(place),
+                    ignore=shutil.ignore_patterns('__pycache__'))
+    return place
+
+
+def start(programs, copy, *flags):
+    """Starts `bash run.sh` as in the README, with `python` on the PATH."""
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ['PATH']])
+    return programs.start(['bash', 'run.sh', '--log_every_n_steps=25', *flags], cwd=copy,
+                          env={'PATH': path})
+
+
+def slow_flags(copy):
+    """Returns flags for a run in which a worker that comes seconds late finds work left."""
+    if not (copy / 'worker.py').exists():
+        return []
+    worker = load_program(copy.name)
+    flags.FLAGS([''])
+    delay = 0.01 / worker.Scheme.local_steps(flags.FLAGS)  # so much for each update
+    return ['--straggler=' + ','.join(f'{i}:{delay}' for i in range(9))]
+
+
+def check(run, copy, steps):
+    """Asserts that a run ended well, and that it says so in the way that all folders do."""
+    run.ends_well()
+    assert not run.left()
+    foreign = [line for line in run.out if not any(form.fullmatch(line) for form in GOOD_LINES)]
+    assert not foreign, str(run)
+    test, = run.matches(TEST)
+    assert int(test['step']) >= steps
+    assert float(test['accuracy']) > CHANCE, str(run)
+    assert test['name'] == ('worker 0' if (copy / 'worker.py').exists() else 'train')
+    names = [match['name'] for match in run.matches(DID)]
+    assert sorted(names) == sorted(match['name'] for match in run.matches(BEGINS))
+    if (copy / 'worker.py').exists():
+        assert sorted(names) == [f'worker {i}' for i in range(len(names))]
+
+
+def test_run_then_resume(programs, copy, tmp_path):
+    runs = {directory: start(programs, copy, f'--model_dir={directory}', f'--train_steps={STEPS}',
+                             *slow_flags(copy))
+            for directory in ('first', 'beside')}  # at the same time
+    for run in runs.values():
+        check(run, copy, STEPS)
+        assert all(int(match['local_steps']) > 0 for match in run.matches(DID)), str(run)
+        losses = [float(match['loss']) for match in run.matches(STEP)]
+        assert losses[-1] < losses[0], str(run)
+        assert not run.matches(RESUMES)
+    end = checkpoints(copy / 'first')[-1]
+    assert end >= STEPS
+    again = start(programs, copy, '--model_dir=first', f'--train_steps={MORE_STEPS}')
+    check(again, copy, MORE_STEPS)
+    resumed, = again.matches(RESUMES)
+    assert int(resumed['step']) == end
+    assert all(int(match['step']) >= end for match in again.matches(BEGINS))
+    assert float(again.matches(STEP)[0]['loss']) < losses[0], 'what was learnt is kept'
+    assert checkpoints(copy / 'first')[-1] >= MORE_STEPS
