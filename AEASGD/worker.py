@@ -54,11 +54,22 @@ def pull(variables, global_step):
     return [step] + values
 
 
-def count(global_step):
-    """Adds 1 to the global step, and returns what it was: no two updates get the same number."""
+def count(global_step, step_read):
+    """Counts an update of the center.
+
+    Args:
+      global_step: integer `tf.Variable`; it gets 1 more.
+      step_read: integer scalar tensor, the global step when the update's parameters were read.
+
+    Returns:
+      Two integer scalar tensors: the global step with this update, a number that no other update
+      gets; and the update's staleness, how many others were counted since `step_read`.
+    """
     with tf.device(global_step.device):
-        return tf.raw_ops.ResourceCountUpTo(resource=global_step.handle, limit=tf.int64.max,
-                                            T=tf.int64)
+        before = tf.raw_ops.ResourceCountUpTo(resource=global_step.handle, limit=tf.int64.max,
+                                              T=tf.int64)
+        both = tf.stack([before + 1, before - step_read])  # they travel as one
+    return tf.unstack(both)
 
 
 def add(values, others, factor=1):
@@ -149,11 +160,11 @@ class Scheme:
             losses.append(loss)
             accuracies.append(accuracy)
         with tf.control_dependencies([push]):
-            step = count(global_step)
+            step, staleness = count(global_step, step_read)
         with tf.control_dependencies([assign(self.replica, x)]):
-            self.train_op = {'loss': tf.identity(mean(losses)), 'accuracy': mean(accuracies)}
-        with tf.device(global_step.device):
-            self.train_op.update({'global_step': step + 1, 'staleness': step - step_read})
+            loss = tf.identity(mean(losses))
+        self.train_op = {'global_step': step, 'loss': loss, 'accuracy': mean(accuracies),
+                         'staleness': staleness}
 
     def wait(self):
         """Returns when this worker may begin its next run: at once, it waits for nobody."""

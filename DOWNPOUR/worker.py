@@ -56,11 +56,22 @@ def pull(variables, global_step):
     return [step] + values
 
 
-def count(global_step):
-    """Adds 1 to the global step, and returns what it was: no two updates get the same number."""
+def count(global_step, step_read):
+    """Counts an update of the center.
+
+    Args:
+      global_step: integer `tf.Variable`; it gets 1 more.
+      step_read: integer scalar tensor, the global step when the update's parameters were read.
+
+    Returns:
+      Two integer scalar tensors: the global step with this update, a number that no other update
+      gets; and the update's staleness, how many others were counted since `step_read`.
+    """
     with tf.device(global_step.device):
-        return tf.raw_ops.ResourceCountUpTo(resource=global_step.handle, limit=tf.int64.max,
-                                            T=tf.int64)
+        before = tf.raw_ops.ResourceCountUpTo(resource=global_step.handle, limit=tf.int64.max,
+                                              T=tf.int64)
+        both = tf.stack([before + 1, before - step_read])  # they travel as one
+    return tf.unstack(both)
 
 
 def add(values, others, factor=1):
@@ -132,16 +143,15 @@ class Scheme:
                 with tf.control_dependencies(pushed):
                     push = adagrad.apply_gradients(zip(a, variables))
                 with tf.control_dependencies([push]):
-                    pushed = [count(global_step)]
-                with tf.device(global_step.device):
-                    staleness.append(pushed[0] - step_read)
+                    step, own_staleness = count(global_step, step_read)
+                pushed = [step]
+                staleness.append(own_staleness)
                 a = zeros
             losses.append(loss)
             accuracies.append(accuracy)
         self.pull = pulls[0]
-        with tf.device(global_step.device):
-            self.train_op = {'global_step': pushed[0] + 1, 'loss': mean(losses),
-                             'accuracy': mean(accuracies), 'staleness': tf.stack(staleness)}
+        self.train_op = {'global_step': step, 'loss': mean(losses), 'accuracy': mean(accuracies),
+                         'staleness': tf.stack(staleness)}
 
     def wait(self):
         """Returns when this worker may begin its next run: at once, it waits for nobody."""

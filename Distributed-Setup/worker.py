@@ -43,11 +43,22 @@ def pull(variables, global_step):
     return [step] + values
 
 
-def count(global_step):
-    """Adds 1 to the global step, and returns what it was: no two updates get the same number."""
+def count(global_step, step_read):
+    """Counts an update of the center.
+
+    Args:
+      global_step: integer `tf.Variable`; it gets 1 more.
+      step_read: integer scalar tensor, the global step when the update's parameters were read.
+
+    Returns:
+      Two integer scalar tensors: the global step with this update, a number that no other update
+      gets; and the update's staleness, how many others were counted since `step_read`.
+    """
     with tf.device(global_step.device):
-        return tf.raw_ops.ResourceCountUpTo(resource=global_step.handle, limit=tf.int64.max,
-                                            T=tf.int64)
+        before = tf.raw_ops.ResourceCountUpTo(resource=global_step.handle, limit=tf.int64.max,
+                                              T=tf.int64)
+        both = tf.stack([before + 1, before - step_read])  # they travel as one
+    return tf.unstack(both)
 
 
 class Scheme:
@@ -85,7 +96,7 @@ class Scheme:
         push = tf.train.GradientDescentOptimizer(hparams.learning_rate).apply_gradients(
             zip(gradients, variables))
         with tf.control_dependencies([push]):
-            step = count(global_step) + 1
+            step, _ = count(global_step, self.pull[0])
         self.train_op = {'global_step': step, 'loss': loss, 'accuracy': accuracy}
 
     def wait(self):

@@ -54,11 +54,22 @@ def pull(variables, global_step):
     return [step] + values
 
 
-def count(global_step):
-    """Adds 1 to the global step, and returns what it was: no two updates get the same number."""
+def count(global_step, step_read):
+    """Counts an update of the center.
+
+    Args:
+      global_step: integer `tf.Variable`; it gets 1 more.
+      step_read: integer scalar tensor, the global step when the update's parameters were read.
+
+    Returns:
+      Two integer scalar tensors: the global step with this update, a number that no other update
+      gets; and the update's staleness, how many others were counted since `step_read`.
+    """
     with tf.device(global_step.device):
-        return tf.raw_ops.ResourceCountUpTo(resource=global_step.handle, limit=tf.int64.max,
-                                            T=tf.int64)
+        before = tf.raw_ops.ResourceCountUpTo(resource=global_step.handle, limit=tf.int64.max,
+                                              T=tf.int64)
+        both = tf.stack([before + 1, before - step_read])  # they travel as one
+    return tf.unstack(both)
 
 
 def add(values, others, factor=1):
@@ -141,7 +152,7 @@ class Scheme:
                 with tf.device(variable.device):
                     updates.append(variable.assign_add(delta / divisor, read_value=False))
             with tf.control_dependencies(updates):
-                return count(global_step) + 1, tf.identity(staleness)
+                return count(global_step, version)
 
         # The section begins when the deltas are there: nobody waits while a window is computed.
         with tf.device(global_step.device), tf.control_dependencies(deltas):

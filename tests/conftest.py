@@ -3,6 +3,7 @@
 import importlib.util
 import pathlib
 import random
+import re
 import socket
 import sys
 import types
@@ -69,6 +70,8 @@ def cluster():
 class ToyWorker:
     """One worker on the toy problem of half squares: loss (x - m)^2 / 2, so the gradient is x - m.
 
+    A loss_scale multiplies both.
+
     Its ops are the very ones of worker.py's Scheme. A test interleaves workers by hand: `pull` reads,
     `push` trains on what was read and writes.
 
@@ -76,10 +79,11 @@ class ToyWorker:
       scheme: the Scheme.
       session: a plain session on this worker's server.
       variables: the center.
+      hparams: the scheme's hyperparameters.
     """
 
     def __init__(self, cluster, folder, task_index, container, start, m, num_ps, num_workers,
-                 hparams):
+                 loss_scale, hparams):
         program = load_program(folder)
         hosts = cluster.spec.as_dict()
         some_ps = tf.train.ClusterSpec({'ps': hosts['ps'][:num_ps], 'worker': hosts['worker']})
@@ -94,11 +98,13 @@ class ToyWorker:
             self.gradients = []  # of each local step in train_op, for tests that look inside
 
             def loss_at(values):
-                self.gradients.append(values[0] - m)
-                return sum(tf.reduce_sum(tf.square(v - m)) / 2 for v in values), tf.constant(0.)
+                self.gradients.append(loss_scale * (values[0] - m))
+                loss = sum(loss_scale * tf.reduce_sum(tf.square(v - m)) / 2 for v in values)
+                return loss, tf.constant(0.)
 
-            self.scheme = program.Scheme(loss_at, self.variables, global_step,
-                                         types.SimpleNamespace(**hparams), task_index, num_workers)
+            self.hparams = types.SimpleNamespace(**hparams)
+            self.scheme = program.Scheme(loss_at, self.variables, global_step, self.hparams,
+                                         task_index, num_workers)
             self.global_step = global_step
             self._init = tf.global_variables_initializer()
             self._init_local = tf.local_variables_initializer()
@@ -110,6 +116,8 @@ class ToyWorker:
         if center:
             self.session.run(self._init)
         self.session.run(self._init_local)
+        for hook in self.scheme.hooks:
+            hook.after_create_session(self.session, None)
 
     def pull(self):
         """Reads, as the beginning of a step would, and returns what was read."""
@@ -127,6 +135,38 @@ class ToyWorker:
         """Returns the first variable as it is on the ps now."""
         return self.session.run(self.variables[0]).tolist()
 
+    def window(self):
+        """Runs a step; returns the gradients in it, of the first variable, in order."""
+        return self.session.run([self.gradients, self.scheme.train_op])[0]
+
+    def set(self, variable, value):
+        """Gives a variable a value."""
+        with self.graph.as_default():
+            self.session.run(variable.assign(value))
+
+    def traffic(self, runs=5):
+        """Returns the bytes that a run sends to this worker, and those it sends to the ps.
+
+        A trace never has too much, but is now and then closed before the last transfer is noted, so
+        it is the most of several runs.
+        """
+        traces = [self._traced_bytes() for _ in range(runs)]
+        return tuple(max(received) for received in zip(*traces))
+
+    def _traced_bytes(self):
+        metadata = tf.RunMetadata()
+        self.session.run(self.scheme.train_op, run_metadata=metadata,
+                         options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE))
+        received = {'worker': 0, 'ps': 0}
+        units = {'B': 1, 'KB': 1e3, 'MB': 1e6}
+        for device in metadata.step_stats.dev_stats:
+            for node in device.node_stats:
+                if node.node_name == 'RecvTensor':
+                    size, unit, job = re.match(r'\[([\d.]+)(\w+)\].* to /job:(\w+)/',
+                                               node.timeline_label).groups()
+                    received[job] += float(size) * units[unit]
+        return received['worker'], received['ps']
+
 
 @pytest.fixture
 def toy(cluster, request):
@@ -137,14 +177,16 @@ def toy(cluster, request):
       ms: the optimum m of each worker, and so how many workers there are.
       start: the values at which the variables of the center start; by default one scalar, 8.
       num_ps: over how many parameter servers they are spread.
+      loss_scale: factor of every loss.
       hparams: the scheme's hyperparameters.
     """
     workers = []
 
-    def make(folder, ms=(0, 0), start=(8.,), num_ps=1, **hparams):
+    def make(folder, ms=(0, 0), start=(8.,), num_ps=1, loss_scale=1, **hparams):
         container = f'{request.node.name}-{len(workers)}'
         hparams.setdefault('learning_rate', 0.5)
-        made = [ToyWorker(cluster, folder, i, container, start, m, num_ps, len(ms), hparams)
+        made = [ToyWorker(cluster, folder, i, container, start, m, num_ps, len(ms), loss_scale,
+                          hparams)
                 for i, m in enumerate(ms)]
         for i, worker in enumerate(made):
             worker.initialize(center=i == 0)
