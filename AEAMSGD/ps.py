@@ -1,4 +1,4 @@
-"""A parameter server: it holds variables and applies updates to them, until every worker is done."""
+"""A parameter server: holds variables and applies updates to them, until every worker is done."""
 
 import console  # first: it loads TensorFlow without its banners
 from absl import flags

@@ -74,9 +74,10 @@ start() {
 # stop STATUS: ends the processes that are left, and then itself
 stop() {
   trap '' INT TERM HUP
-  local pid
-  for pid in ${pids[@]+"${pids[@]}"}; do kill "$pid" 2>/dev/null; done
-  for pid in ${pids[@]+"${pids[@]}"}; do
+  local pid own
+  own=$(jobs -p)  # a signal may have come before the last one was in pids
+  for pid in $own; do kill "$pid" 2>/dev/null; done
+  for pid in $own; do
     for _ in {1..50}; do
       kill -0 "$pid" 2>/dev/null || continue 2
       sleep 0.1

@@ -14,7 +14,8 @@ import tensorflow.compat.v1 as tf
 FLAGS = flags.FLAGS
 flags.DEFINE_list('ps_hosts', None, 'host:port of each parameter server, by commas')
 flags.DEFINE_list('worker_hosts', None, 'host:port of each worker; the first one is the chief')
-flags.DEFINE_integer('task_index', None, 'which of its hosts this process is, from 0', lower_bound=0)
+flags.DEFINE_integer('task_index', None, 'which of its hosts this process is: 0, 1, ...',
+                     lower_bound=0)
 flags.DEFINE_integer('num_threads', 0, "threads in each of TensorFlow's two pools; 0: one per core",
                      lower_bound=0)
 flags.DEFINE_float('patience_secs', 300, 'how long to wait for a task that does not answer',
@@ -96,17 +97,21 @@ def _check(hosts, task_type, task_id):
             probe.bind(('', port))
         except OSError as error:
             raise ValueError(f'{task_type} {task_id} cannot listen on port {port}: '
-                             f'{error.strerror}. Is another run using it?')
+                             f'{error.strerror}. Is another run using it?') from error
 
 
 def _silence(address):
-    """Returns why `address`, a host:port, does not answer; the empty string if it does."""
+    """Returns why no task answers at `address`, a host:port; the empty string if one does."""
     host, _, port = address.rpartition(':')
     try:
-        socket.create_connection((host, int(port)), timeout=2).close()
-        return ''
+        with socket.create_connection((host.strip('[]'), int(port)), timeout=2) as connection:
+            # The system accepts connections for a process that is stuck, and other programs listen
+            # too. Servers of TensorFlow speak HTTP/2, which begins with settings (type 4).
+            connection.sendall(b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + b'\0\0\0\4\0\0\0\0\0')
+            is_server = connection.recv(9)[3:4] == b'\4'
+        return '' if is_server else 'it is no server of TensorFlow'
     except OSError as error:
-        return str(error)
+        return error.strerror or str(error)
 
 
 def watch_ps(resolver):
@@ -116,7 +121,7 @@ def watch_ps(resolver):
     one that died and should come back.
     """
     addresses = resolver.cluster_spec().job_tasks('ps')
-    heard = [time.time()] * len(addresses)
+    heard = [time.monotonic()] * len(addresses)
     told = list(heard)
 
     def watch():
@@ -124,16 +129,16 @@ def watch_ps(resolver):
             for i, address in enumerate(addresses):
                 reason = _silence(address)
                 if not reason:
-                    heard[i] = told[i] = time.time()
+                    heard[i] = told[i] = time.monotonic()
                     continue
                 line = (f'worker {resolver.task_id}: ps {i} at {address} does not answer '
                         f'({reason})')
-                if time.time() - heard[i] > FLAGS.patience_secs:
+                if time.monotonic() - heard[i] > FLAGS.patience_secs:
                     sys.stderr.write(f'{line}. Gave up after {FLAGS.patience_secs:g} s.\n')
                     sys.stderr.flush()
                     os._exit(1)  # the main thread is deep in the runtime, which heeds no exception
-                if time.time() - told[i] > 5:
-                    told[i] = time.time()
+                if time.monotonic() - told[i] > 5:
+                    told[i] = time.monotonic()
                     print(f'{line}; waiting', flush=True)
             time.sleep(1)
 
@@ -208,7 +213,7 @@ def chief_scaffold(model_dir):
 
 
 def _done_queue(ps):
-    """Returns the queue on parameter server `ps` into which each worker puts its index at its end."""
+    """Returns the queue on parameter server `ps` into which a worker puts its index at its end."""
     with tf.device(f'/job:ps/task:{ps}/device:CPU:0'):
         return tf.FIFOQueue(-1, tf.int32, shapes=[()], shared_name='done')
 
@@ -233,8 +238,8 @@ class SayDone(tf.train.SessionRunHook):
 def wait_until_done(server, resolver):
     """Keeps a ps until it is needed no longer.
 
-    That is, until each worker has said that it is done. Once one has, the others are given up when
-    they do not answer for --patience_secs: a ps that was restarted has not heard who was done before.
+    That is, until each worker has said that it is done. Once one has, others that do not answer for
+    --patience_secs are given up: a ps that was restarted has not heard who was done before.
 
     Args:
       server: `tf.train.Server` of this ps.
@@ -246,23 +251,24 @@ def wait_until_done(server, resolver):
     dequeue = _done_queue(resolver.task_id).dequeue()
     # Without the filter this session would say good-bye to workers that are gone, for up to 70 s.
     config = tf.ConfigProto(device_filters=[f'/job:ps/task:{resolver.task_id}'])
+    patience = tf.RunOptions(timeout_in_ms=2000)
     with tf.Session(server.target, config=config) as session:
         while missing:
             try:
-                missing.discard(int(session.run(dequeue, options=tf.RunOptions(timeout_in_ms=2000))))
+                missing.discard(int(session.run(dequeue, options=patience)))
             except tf.errors.DeadlineExceededError:
                 pass
             if len(missing) == len(addresses):
                 continue  # nobody is done: one that is late is not given up
             for worker in list(missing):
-                silent_since = heard.setdefault(worker, time.time())
+                silent_since = heard.setdefault(worker, time.monotonic())
                 if not _silence(addresses[worker]):
-                    heard[worker] = time.time()
-                elif time.time() - silent_since > FLAGS.patience_secs:
+                    heard[worker] = time.monotonic()
+                elif time.monotonic() - silent_since > FLAGS.patience_secs:
                     missing.discard(worker)
                     print(f'ps {resolver.task_id}: worker {worker} never said that it is done, and '
                           f'does not answer', flush=True)
     # A worker closes its session after it said done, and would hang if the ps were gone by then.
-    deadline = time.time() + 3
-    while time.time() < deadline and not all(map(_silence, addresses)):
+    deadline = time.monotonic() + 3
+    while time.monotonic() < deadline and not all(map(_silence, addresses)):
         time.sleep(0.05)

@@ -119,7 +119,7 @@ class Saver(tf.train.Saver):
 
 
 class Progress:
-    """Collects what training returns; prints a line, and feeds TensorBoard, every few hundred steps.
+    """Collects what training returns; prints a line and feeds TensorBoard every few hundred steps.
 
     Attributes:
       global_step: int, the number of updates of the parameters, as last heard.

@@ -1,33 +1,18 @@
 """Fixtures: a cluster of real servers in this process, and workers that a test drives by hand."""
 
 import importlib.util
-import pathlib
-import random
 import re
-import socket
 import sys
 import types
 
+from processes import free_ports, Programs, ROOT
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / 'Distributed-Setup'), str(ROOT / 'tests')]
 
 import console  # noqa: E402, F401  (before TensorFlow)
 from absl import flags  # noqa: E402
 import tensorflow.compat.v1 as tf  # noqa: E402
-
-
-def free_ports(count):
-    """Returns `count` ports on which nothing listens."""
-    ports = []
-    for port in random.sample(range(10000, 32768), 1000):
-        with socket.socket() as probe:
-            if probe.connect_ex(('localhost', port)):
-                ports.append(port)
-        if len(ports) == count:
-            return ports
-    raise RuntimeError('no free ports')
 
 
 def load_program(folder, name='worker'):
@@ -196,3 +181,12 @@ def toy(cluster, request):
     yield make
     for worker in workers:
         worker.session.close()
+
+
+@pytest.fixture
+def programs(tmp_path):
+    """Starts real processes; none may be left at the end of the test."""
+    started = Programs(tmp_path)
+    yield started
+    left = started.end()
+    assert not left

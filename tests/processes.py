@@ -7,16 +7,18 @@ behind is found, whoever started it, and ended by its id.
 import json
 import os
 import pathlib
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 import uuid
 
-from conftest import free_ports, ROOT
 import psutil
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 PATIENCE = 180  # seconds that a test waits for a condition; nothing waits that long on a good run
 _MARK = 'EXAMPLES_TEST_MARK'
 # What a shell or this very test (console.py sets the last one) may have set, and a run reads.
@@ -34,6 +36,18 @@ TEST = re.compile(NAME + r': test accuracy (?P<accuracy>[01]\.\d{3}) after (?P<s
                   r'\d+\.\d s')
 WAITS = re.compile(NAME + r': ps \d+ at \S+ does not answer \(.+\); waiting')
 GOOD_LINES = BEGINS, RESUMES, STEP, DID, TEST, WAITS
+
+
+def free_ports(count):
+    """Returns `count` ports on which nothing listens."""
+    ports = []
+    for port in random.sample(range(10000, 32768), 1000):
+        with socket.socket() as probe:
+            if probe.connect_ex(('localhost', port)):
+                ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise RuntimeError('no free ports')
 
 
 def examples():
@@ -226,6 +240,13 @@ class Tasks:
         flags = tuple(self._flags if job == 'worker' else ()) + flags
         return self._programs.task(job, *hosts, f'--task_index={index}', *flags,
                                    folder=self._folder)
+
+
+def listens(address):
+    """Returns whether anything accepts connections at `address`, a host:port."""
+    host, _, port = address.rpartition(':')
+    with socket.socket() as probe:
+        return not probe.connect_ex((host, int(port)))
 
 
 def wait_until(condition, *complaint):

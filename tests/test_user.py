@@ -6,21 +6,13 @@ import sys
 
 from absl import flags
 from conftest import load_program, ROOT
-from processes import (BEGINS, checkpoints, DID, examples, GOOD_LINES, Programs, RESUMES, STEP,
+from processes import (BEGINS, checkpoints, DID, examples, GOOD_LINES, RESUMES, STEP,
                        TEST)
 import pytest
 
 CHANCE = 0.5  # one of ten digits: to guess this many of the 297 right is out of reach
 STEPS = 500
 MORE_STEPS = 600
-
-
-@pytest.fixture
-def programs(tmp_path):
-    programs = Programs(tmp_path)
-    yield programs
-    left = programs.end()
-    assert not left
 
 
 @pytest.fixture(params=examples())
