@@ -3,8 +3,8 @@
     bak, x <- c                                                                 pull
     c <- c - learning_rate * (g + lambda * g * g * (c - bak)),   g = g(x)        push
 
-lambda * g * g stands for the diagonal of the Hessian. --variance=constant takes lambda_0 for lambda;
---variance=adaptive divides it by the root of a running mean MS of g * g:
+lambda * g * g stands for the diagonal of the Hessian. With --variance=constant, lambda is lambda_0;
+with --variance=adaptive that is divided by the root of a running mean MS of g * g:
 
     MS <- mean_square_decay * MS + (1 - mean_square_decay) * g * g
     lambda <- lambda_0 / sqrt(MS + 1e-10)
@@ -46,8 +46,8 @@ def pull(variables, global_step):
     """Reads the global step, then the variables, each on its ps.
 
     Returns:
-      List of tensors on the ps: the global step, then the variables' values in order. Of the updates
-      that are counted later, some may be in the values already.
+      List of tensors on the ps: the global step, then the variables' values in order. Updates that
+      are counted later may be in the values already.
     """
     with tf.device(global_step.device):
         step = global_step.read_value()

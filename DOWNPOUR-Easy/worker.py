@@ -1,4 +1,4 @@
-"""DOWNPOUR-Easy: DOWNPOUR with plain SGD on both sides. The worker sends how far its window took it.
+"""DOWNPOUR-Easy: DOWNPOUR with plain SGD on both sides. A worker sends how far its window took it.
 
     x <- c                                                                      pull
     communication_window times:  x <- x - learning_rate * g(x)
@@ -37,8 +37,8 @@ def pull(variables, global_step):
     """Reads the global step, then the variables, each on its ps.
 
     Returns:
-      List of tensors on the ps: the global step, then the variables' values in order. Of the updates
-      that are counted later, some may be in the values already.
+      List of tensors on the ps: the global step, then the variables' values in order. Updates that
+      are counted later may be in the values already.
     """
     with tf.device(global_step.device):
         step = global_step.read_value()

@@ -1,4 +1,4 @@
-"""DOWNPOUR SGD: a window of plain SGD on the worker, Adagrad on the ps for the sum of its gradients.
+"""DOWNPOUR SGD: plain SGD in a window on the worker, Adagrad on the ps for the sum of its gradients.
 
 With t counting this worker's local steps, for each t:
 
@@ -44,8 +44,8 @@ def pull(variables, global_step):
     """Reads the global step, then the variables, each on its ps.
 
     Returns:
-      List of tensors on the ps: the global step, then the variables' values in order. Of the updates
-      that are counted later, some may be in the values already.
+      List of tensors on the ps: the global step, then the variables' values in order. Updates that
+      are counted later may be in the values already.
     """
     with tf.device(global_step.device):
         step = global_step.read_value()
@@ -102,9 +102,9 @@ class Scheme:
       hooks: list of `tf.train.SessionRunHook` that the scheme needs.
       pull: list of tensors, the global step and the variables' values as read first.
       train_op: dict of tensors to run again and again, as many local steps as it takes until a pull
-        comes right after a push: 'global_step' after this worker's last push; 'loss' and 'accuracy',
-        means over the batches; 'staleness' of each push: how many others came between it and the
-        pull before it.
+        comes right after a push: 'global_step' after this worker's last push; 'loss' and
+        'accuracy', means over the batches; 'staleness' of each push: how many others came between
+        it and the pull before it.
     """
 
     @staticmethod

@@ -35,8 +35,8 @@ def pull(variables, global_step):
     """Reads the global step, then the variables, each on its ps.
 
     Returns:
-      List of tensors on the ps: the global step, then the variables' values in order. Of the updates
-      that are counted later, some may be in the values already.
+      List of tensors on the ps: the global step, then the variables' values in order. Updates that
+      are counted later may be in the values already.
     """
     with tf.device(global_step.device):
         step = global_step.read_value()

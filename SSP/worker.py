@@ -7,12 +7,12 @@ Each worker i has a clock k_i, how many iterations it has completed. An iteratio
     c <- c - learning_rate * g(x)                                               push
     k_i <- k_i + 1                                                              tick
 
-So what a worker reads has in it all updates of all workers' iterations up to k_i - staleness_bound -
-1. With --staleness_bound=0 the workers go in lock-step; with a huge one this is HogWild!.
+So what a worker reads has in it every update of all workers' iterations before number
+k_i - staleness_bound. With --staleness_bound=0 they go in lock-step; with a huge one it is HogWild!.
 
-What this worker keeps: nothing between iterations. What it sends: the gradients of one batch and its
-tick. The clocks of workers that have not begun, are done, or have not ticked for --dead_after_secs
-do not count; who comes back begins at the slowest clock.
+What this worker keeps: nothing between iterations. What it sends: the gradients of one batch and
+its tick. The clocks of workers that have not begun, are done, or have not ticked for
+--dead_after_secs do not count; who comes back begins at the slowest clock.
 
 Qirong Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server",
 NIPS 2013.
@@ -46,8 +46,8 @@ def pull(variables, global_step):
     """Reads the global step, then the variables, each on its ps.
 
     Returns:
-      List of tensors on the ps: the global step, then the variables' values in order. Of the updates
-      that are counted later, some may be in the values already.
+      List of tensors on the ps: the global step, then the variables' values in order. Updates that
+      are counted later may be in the values already.
     """
     with tf.device(global_step.device):
         step = global_step.read_value()
@@ -129,8 +129,8 @@ class Scheme:
 class Gate(tf.train.SessionRunHook):
     """Holds a worker that is too far ahead.
 
-    The clocks are a vector on the ps. An entry is the number of iterations its worker has completed,
-    or ABSENT, which is later than any clock and so holds nobody.
+    The clocks are a vector on the ps. An entry is the number of iterations that its worker has
+    completed, or ABSENT, which is later than any clock and so holds nobody.
     """
 
     ABSENT = 2**62

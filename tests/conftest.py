@@ -57,8 +57,8 @@ class ToyWorker:
 
     A loss_scale multiplies both.
 
-    Its ops are the very ones of worker.py's Scheme. A test interleaves workers by hand: `pull` reads,
-    `push` trains on what was read and writes.
+    Its ops are the very ones of worker.py's Scheme. A test interleaves workers by hand: `pull`
+    reads, `push` trains on what was read and writes.
 
     Attributes:
       scheme: the Scheme.

@@ -252,7 +252,7 @@ def test_dynsgd_constant_divides_by_the_workers(workers, window, centers):
 
 
 def test_dynsgd_commits_are_atomic(workers):
-    """Threads: every commit has a version of its own, and the center is the sum of what was said."""
+    """Threads: each commit has a version of its own, and the center is the sum of what was sent."""
     made = workers('DynSGD', [0, 4, 0, 4], learning_rate=1 / 8)
     log = [[] for _ in made]
 
@@ -516,7 +516,8 @@ def test_ssp_guarantee_under_free_running(gated, bound):
 
 def clock(worker, index):
     """Returns the clock of a worker, by its index."""
-    return worker.session.run(worker.graph.get_tensor_by_name('clocks/Read/ReadVariableOp:0'))[index]
+    clocks = worker.graph.get_tensor_by_name('clocks/Read/ReadVariableOp:0')
+    return worker.session.run(clocks)[index]
 
 
 def test_ssp_done_holds_nobody(gated):
