@@ -1,4 +1,4 @@
-"""DOWNPOUR SGD: plain SGD in a window on the worker, Adagrad on the ps for the sum of its gradients.
+"""DOWNPOUR: a window of plain SGD on the worker, Adagrad on the ps for the sum of its gradients.
 
 With t counting this worker's local steps, for each t:
 

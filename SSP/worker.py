@@ -8,7 +8,8 @@ Each worker i has a clock k_i, how many iterations it has completed. An iteratio
     k_i <- k_i + 1                                                              tick
 
 So what a worker reads has in it every update of all workers' iterations before number
-k_i - staleness_bound. With --staleness_bound=0 they go in lock-step; with a huge one it is HogWild!.
+k_i - staleness_bound. With --staleness_bound=0 they go in lock-step; with a huge one this is
+HogWild!.
 
 What this worker keeps: nothing between iterations. What it sends: the gradients of one batch and
 its tick. The clocks of workers that have not begun, are done, or have not ticked for
