@@ -115,33 +115,41 @@ def _silence(address):
 
 
 def watch_ps(resolver):
-    """Ends this process when a ps has not answered for --patience_secs, and says so.
+    """Waits until each ps answers, and from then on keeps an eye on them.
 
-    TensorFlow itself waits for a ps for ever and in silence: for one that is not there yet, and for
-    one that died and should come back.
+    Ends this process when one has not answered for --patience_secs, and says so. TensorFlow itself
+    waits for a ps for ever and in silence: for one that is not there yet, and for one that died and
+    should come back.
     """
     addresses = resolver.cluster_spec().job_tasks('ps')
     heard = [time.monotonic()] * len(addresses)
     told = list(heard)
 
+    def all_answer():
+        silent = False
+        for i, address in enumerate(addresses):
+            reason = _silence(address)
+            if not reason:
+                heard[i] = told[i] = time.monotonic()
+                continue
+            silent = True
+            line = f'worker {resolver.task_id}: ps {i} at {address} does not answer ({reason})'
+            if time.monotonic() - heard[i] > FLAGS.patience_secs:
+                sys.stderr.write(f'{line}. Gave up after {FLAGS.patience_secs:g} s.\n')
+                sys.stderr.flush()
+                os._exit(1)  # the main thread may be deep in the runtime, and heed no exception
+            if time.monotonic() - told[i] > 5:
+                told[i] = time.monotonic()
+                print(f'{line}; waiting', flush=True)
+        return not silent
+
     def watch():
         while True:
-            for i, address in enumerate(addresses):
-                reason = _silence(address)
-                if not reason:
-                    heard[i] = told[i] = time.monotonic()
-                    continue
-                line = (f'worker {resolver.task_id}: ps {i} at {address} does not answer '
-                        f'({reason})')
-                if time.monotonic() - heard[i] > FLAGS.patience_secs:
-                    sys.stderr.write(f'{line}. Gave up after {FLAGS.patience_secs:g} s.\n')
-                    sys.stderr.flush()
-                    os._exit(1)  # the main thread is deep in the runtime, which heeds no exception
-                if time.monotonic() - told[i] > 5:
-                    told[i] = time.monotonic()
-                    print(f'{line}; waiting', flush=True)
             time.sleep(1)
+            all_answer()
 
+    while not all_answer():
+        time.sleep(0.1)
     threading.Thread(target=watch, daemon=True).start()
 
 

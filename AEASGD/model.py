@@ -8,6 +8,8 @@ import os
 import sys
 import urllib.error
 import urllib.request
+import zipfile
+import zlib
 
 from absl import flags
 import numpy as np
@@ -48,12 +50,16 @@ def _mnist():
             urllib.request.urlretrieve(_MNIST_URL, part)
             os.replace(part, path)
         except OSError as error:
+            if os.path.exists(part):
+                os.remove(part)
             sys.exit(f'--dataset=mnist: there is no {path}, and downloading {_MNIST_URL} failed '
                      f'({error}). Put the file there, or name its directory with --data_dir.')
     try:
+        if not zipfile.is_zipfile(path):
+            raise ValueError('the end is missing, or it is something else')
         with np.load(path) as arrays:
             x, y, test_x, test_y = (arrays[k] for k in ('x_train', 'y_train', 'x_test', 'y_test'))
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         sys.exit(f'--dataset=mnist: {path} is not a whole mnist.npz ({error}). Delete it.')
     return x.reshape(-1, 784) / 255, y, test_x.reshape(-1, 784) / 255, test_y
 

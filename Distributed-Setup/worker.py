@@ -180,7 +180,6 @@ def main(_):
         inter_op_parallelism_threads=FLAGS.num_threads,
         gpu_options=tf.GPUOptions(allow_growth=True))
     server = tf.train.Server(cluster_spec, 'worker', task_index, config=config)
-    cluster.watch_ps(resolver)
 
     tf.set_random_seed(FLAGS.seed)
     # The variables go to the ps in turn; all other ops to this worker.
@@ -197,6 +196,7 @@ def main(_):
 
     past_the_hooks = PastTheHooks(scheme)
     hooks = scheme.hooks + [past_the_hooks, cluster.SayDone(resolver)]
+    cluster.watch_ps(resolver)
     if is_chief:
         session = tf.train.MonitoredTrainingSession(
             server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,

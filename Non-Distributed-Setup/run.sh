@@ -44,6 +44,10 @@ for port in random.sample(range(10000, 32768), 1000):
             ports.append(port)
 print(*ports)'
 if [ -n "${PORT:-}" ]; then
+  if [ $((PORT + PS + WORKERS)) -gt 65536 ]; then
+    echo "run.sh: the ports from PORT=$PORT on are too few: the last one is 65535" >&2
+    exit 1
+  fi
   ports=$(seq "$PORT" $((PORT + PS + WORKERS - 1)))
 else
   ports=$("$PYTHON" -S -c "$free_ports" $((PS + WORKERS))) || exit 1

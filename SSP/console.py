@@ -47,7 +47,7 @@ with _held_back_stderr() if _QUIET else contextlib.nullcontext():
     import tensorflow.compat.v1 as tf
     tf.config.experimental.list_physical_devices('GPU')
 if _QUIET:
-    tf.logging.set_verbosity(tf.logging.ERROR)
+    tf.logging.set_verbosity(tf.logging.FATAL)  # its errors are raised, too
 tf.disable_v2_behavior()
 # No torn reads, no lost updates, and a read can be ordered after a write (unlike a reference).
 tf.enable_resource_variables()
@@ -108,6 +108,11 @@ class Saver(tf.train.Saver):
           SystemExit: if the checkpoint cannot be read or is not of this model.
         """
         try:
+            shapes = tf.train.load_checkpoint(save_path).get_variable_to_shape_map()
+            for variable in tf.global_variables():  # TensorFlow 1.15 would take any shape
+                shape = shapes.get(variable.op.name, variable.shape)
+                if not variable.shape.is_compatible_with(shape):
+                    raise ValueError(f'{variable.op.name} has shape {shape}')
             super().restore(sess, save_path)
         except (tf.errors.AbortedError, tf.errors.UnavailableError):
             raise  # a ps died meanwhile: the session is made anew

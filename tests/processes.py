@@ -61,6 +61,7 @@ class Program:
     Attributes:
       pid: int.
       mark: string, in the environment of this process and its descendants.
+      cwd: `pathlib.Path`, where it runs.
     """
 
     def __init__(self, command, directory, cwd=None, env=None):
@@ -75,14 +76,13 @@ class Program:
         self.mark = uuid.uuid4().hex
         self._command = [str(word) for word in command]
         self._outputs = directory / f'{self.mark}.out', directory / f'{self.mark}.err'
-        if cwd is None:
-            cwd = directory / self.mark
-            cwd.mkdir()
+        self.cwd = cwd or directory / self.mark
+        self.cwd.mkdir(exist_ok=True)
         own = {key: value for key, value in os.environ.items() if key not in _FOREIGN}
         with self._outputs[0].open('wb') as out, self._outputs[1].open('wb') as err:
             # A session of its own: a signal to its group is a Ctrl-C, and does not reach the tests.
             self._popen = subprocess.Popen(
-                self._command, cwd=str(cwd), stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                self._command, cwd=str(self.cwd), stdin=subprocess.DEVNULL, stdout=out, stderr=err,
                 env=dict(own, **dict(env or {}, **{_MARK: self.mark})), start_new_session=True)
         self.pid = self._popen.pid
 

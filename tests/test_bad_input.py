@@ -1,0 +1,380 @@
+"""What a user gets wrong ends each task in one clear line on stderr; nothing stays.
+
+Bad addresses and the like are in test_cluster.py.
+"""
+
+import json
+import shutil
+import signal
+import socket
+import threading
+
+from absl import flags
+from absl.testing import flagsaver
+from conftest import load_program
+import console
+import model
+import numpy as np
+import processes
+from processes import examples, free_ports, Programs, ROOT, STEP, Tasks, TEST, wait_until
+import psutil
+import pytest
+import tensorflow.compat.v1 as tf
+
+PROGRAMS = [(folder, path.stem) for folder in examples()
+            for path in sorted((ROOT / folder).glob('*.py')) if path.stem in ('train', 'worker')]
+ONE_PS = '--ps_hosts=localhost:1 --worker_hosts=localhost:2 --task_index=0'.split()
+
+
+# Flags.
+
+@pytest.mark.parametrize('argument, complaint', [
+    ('--lerning_rate=1', "Unknown command line flag 'lerning_rate'"),
+    ('train_steps=5', r'what is "train_steps=5"\? Flags begin with --'),
+    ('--batch_size=many', 'flag --batch_size=many: .*int'),
+    ('--dataset=letters', 'flag --dataset=letters: value should be one of <digits\\|mnist>'),
+])
+def test_flags(argument, complaint):
+    load_program('HogWild')
+    with flagsaver.flagsaver(), pytest.raises(SystemExit, match=complaint) as error:
+        console._parse_flags(['worker.py', argument])
+    assert '\n' not in str(error.value) and '--help' in str(error.value)
+
+
+@pytest.mark.parametrize('folder, program', PROGRAMS)
+def test_sizes(folder, program):
+    """No number that a program takes may be negative, but for the seed; sizes may not be 0."""
+    load_program(folder, program)
+    numbers = {name for name in load_program.flags if name != 'seed' and isinstance(
+        flags.FLAGS[name].parser, (flags.IntegerParser, flags.FloatParser))}
+    sizes = {'train_steps', 'batch_size', 'log_every_n_steps', 'save_checkpoint_secs'}
+    assert sizes <= numbers
+    sizes |= numbers & {'communication_window'}
+    for name, value in [(name, -1) for name in numbers] + [(name, 0) for name in sizes]:
+        with flagsaver.flagsaver(), pytest.raises(SystemExit, match=f'flag --{name}={value}: '):
+            console._parse_flags(['worker.py', f'--{name}={value}'])
+            pytest.fail(f'--{name}={value} is taken')
+
+
+@pytest.mark.parametrize('straggler', ['1', '1:', ':1', '1:2:3', 'one:1', '1:long', '0:1,1',
+                                       '1:-1', '1:nan', '1:inf'])
+def test_straggler(straggler):
+    worker = load_program('HogWild')
+    flags.FLAGS([''])
+    with flagsaver.flagsaver():
+        flags.FLAGS['straggler'].parse(straggler)
+        with pytest.raises(SystemExit, match=f'^--straggler={straggler} is not of the form'):
+            worker.straggler_delay(0)
+
+
+def test_a_straggler_is_one_or_several():
+    worker = load_program('HogWild')
+    flags.FLAGS([''])
+    with flagsaver.flagsaver():
+        assert worker.straggler_delay(0) == 0
+        flags.FLAGS['straggler'].parse('0:0.5,2:1')
+        assert [worker.straggler_delay(i) for i in range(3)] == [0.5, 0, 1]
+
+
+def test_tasks_say_what_is_wrong(programs):
+    """Real processes: one line, whoever finds the mistake, and where."""
+    port, = free_ports(1)
+    config = {'cluster': {'ps': [f'localhost:{port}'], 'worker': ['localhost:2']},
+              'task': {'type': 'ps', 'index': 0}}
+    with socket.socket() as other:
+        other.bind(('', port))
+        other.listen(1)
+        cases = [
+            (programs.task('worker', '--batch_size=0', *ONE_PS), 'flag --batch_size=0'),
+            (programs.task('ps', '--lerning_rate=1', *ONE_PS), "Unknown .* 'lerning_rate'"),
+            (programs.task('train', 'help', folder='Non-Distributed-Setup'), 'what is "help"?'),
+            (programs.task('worker'), 'No cluster is given. `bash run.sh`'),
+            (programs.task('ps', TF_CONFIG='{'), 'TF_CONFIG cannot be read'),
+            (programs.task('worker', *ONE_PS, TF_CONFIG=json.dumps(config)), 'given twice'),
+            (programs.task('worker', '--straggler=slow',
+                           TF_CONFIG=json.dumps(config)), 'this task is a ps: start ps.py'),
+            (programs.task('ps', TF_CONFIG=json.dumps(config)), f'cannot listen on port {port}'),
+        ]
+        for program, complaint in cases:
+            program.fails(complaint)
+            assert not program.out
+
+
+# Tasks that do not answer.
+
+def test_a_ps_that_does_not_answer(programs):
+    dead, = free_ports(1)
+    with socket.socket() as mute, socket.socket() as other:
+        for server in mute, other:
+            server.bind(('localhost', 0))
+            server.listen(20)
+        greeter = threading.Thread(target=_greet, args=(other,), daemon=True)
+        greeter.start()
+        cases = [
+            (f'localhost:{dead}', 'Connection refused'),
+            (f'localhost:{mute.getsockname()[1]}', 'timed out'),
+            (f'localhost:{other.getsockname()[1]}', 'it is no server of TensorFlow'),
+            ('no-such-host.invalid:2222', '.+'),
+        ]
+        me = free_ports(len(cases))
+        workers = [programs.task('worker', f'--ps_hosts={address}', '--task_index=0',
+                                 f'--worker_hosts=localhost:{port}', '--patience_secs=3')
+                   for (address, _), port in zip(cases, me)]
+        for (address, reason), worker in zip(cases, workers):
+            worker.fails(rf'^worker 0: ps 0 at {address} does not answer \({reason}\)\. Gave up '
+                         r'after 3 s\.$')
+            assert all(processes.WAITS.fullmatch(line) for line in worker.out)
+
+
+def _greet(server):
+    """Answers as servers of mail or shells do."""
+    while True:
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            return
+        with connection:
+            connection.sendall(b'SSH-2.0-server\r\n')
+
+
+def test_a_chief_that_never_comes(programs):
+    tasks = Tasks(programs)
+    ps = tasks.start('ps', 0)
+    tasks.start('worker', 1, '--patience_secs=3').fails(
+        'The chief, worker 0, has not initialized the parameters within 3 s. Is it running?')
+    assert ps.running, 'it waits for workers that are late'
+    ps.kill()
+
+
+# Checkpoints.
+
+def _cut(path):
+    path.write_bytes(path.read_bytes()[:path.stat().st_size // 2])
+
+
+def _of_other_shapes(model_dir):
+    """Puts a checkpoint of another network into a directory."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        tf.train.create_global_step()
+        for name in 'hidden_0/weights', 'hidden_0/biases', 'logits/weights', 'logits/biases':
+            tf.get_variable(name, [3, 3])
+        session.run(tf.global_variables_initializer())
+        tf.train.Saver().save(session, str(model_dir / 'model.ckpt'), global_step=7)
+
+
+def _of_other_names(model_dir):
+    with tf.Graph().as_default(), tf.Session() as session:
+        tf.get_variable('my_weights', [3, 3])
+        session.run(tf.global_variables_initializer())
+        tf.train.Saver().save(session, str(model_dir / 'model.ckpt'), global_step=7)
+
+
+def _only(model_dir, pattern):
+    path, = model_dir.glob(pattern)
+    return path
+
+
+DAMAGES = {
+    'data cut': (lambda d: _cut(_only(d, 'model.ckpt-20.data*')), 'cannot be restored'),
+    'data empty': (lambda d: _only(d, 'model.ckpt-20.data*').write_bytes(b''),
+                   'cannot be restored'),
+    'data missing': (lambda d: _only(d, 'model.ckpt-20.data*').unlink(), 'cannot be restored'),
+    'index cut': (lambda d: _cut(d / 'model.ckpt-20.index'), 'cannot be restored'),
+    'index missing': (lambda d: (d / 'model.ckpt-20.index').unlink(), '"checkpoint" is damaged'),
+    'list of noise': (lambda d: (d / 'checkpoint').write_bytes(b'\xff\0\xfe' * 9),
+                      '"checkpoint" is damaged'),
+    'list of words': (lambda d: (d / 'checkpoint').write_text('model.ckpt'),
+                      '"checkpoint" is damaged'),
+    'other shapes': (_of_other_shapes, 'cannot be restored, it is damaged or of another model'),
+    'other names': (_of_other_names, 'cannot be restored, it is damaged or of another model'),
+}
+
+
+@pytest.fixture(scope='module', params=['Distributed-Setup', 'Non-Distributed-Setup'])
+def trained(request, tmp_path_factory):
+    """A folder, and a model directory with its checkpoints at step 0 and 20."""
+    directory = tmp_path_factory.mktemp('trained')
+    programs = Programs(directory)
+    run = programs.run_sh(request.param, '--train_steps=20', '--model_dir=model', cwd=directory)
+    run.ends_well()
+    return request.param, directory / 'model'
+
+
+def test_checkpoints(programs, trained, tmp_path):
+    folder, model_dir = trained
+    # The code is the same; with a cluster it takes three times as long.
+    names = ['data cut', 'other shapes', 'list of noise'] if 'Non' not in folder else DAMAGES
+    runs = []
+    for name in names:
+        damage, complaint = DAMAGES[name]
+        copy = tmp_path / name
+        shutil.copytree(str(model_dir), str(copy))
+        damage(copy)
+        runs.append((programs.run_sh(folder, '--train_steps=30', f'--model_dir={copy}'), complaint))
+        if len(runs) % 3 == 0:  # not all at once
+            runs[-3][0].wait()
+    for run, complaint in runs:
+        run.fails(complaint)
+        assert not run.out and not run.left()
+
+
+def test_model_dir(programs, tmp_path):
+    (tmp_path / 'file').write_text('')
+    for folder in 'Distributed-Setup', 'Non-Distributed-Setup':
+        for path in tmp_path / 'file', tmp_path / 'file' / 'below', '/proc/model':
+            run = programs.run_sh(folder, f'--model_dir={path}')
+            run.fails(f'--model_dir={path} cannot be made or written to: ')
+            assert not run.left()
+
+
+# Data.
+
+@pytest.fixture
+def mnist(tmp_path):
+    """A function that puts a file in the place of mnist.npz, and then reads it."""
+    flags.FLAGS.mark_as_parsed()
+
+    def read(content):
+        (tmp_path / 'mnist.npz').write_bytes(content)
+        with flagsaver.flagsaver(dataset='mnist', data_dir=str(tmp_path)):
+            return model._load()
+    return read
+
+
+def _npz(tmp_path, **arrays):
+    np.savez_compressed(str(tmp_path / 'arrays.npz'), **arrays)
+    return (tmp_path / 'arrays.npz').read_bytes()
+
+
+@pytest.mark.parametrize('damage', [
+    lambda whole: whole[:len(whole) // 2],
+    lambda whole: whole[:-1],
+    lambda whole: b'',
+    lambda whole: b'<html>not found</html>',
+    lambda whole: whole[:200] + bytes(100) + whole[300:],
+    lambda whole: whole.replace(b'x_test', b'z_test'),
+])
+def test_mnist_is_damaged(mnist, tmp_path, damage):
+    whole = _npz(tmp_path, x_train=np.random.randint(256, size=(9, 28, 28)), y_train=np.arange(9),
+                 x_test=np.zeros([2, 28, 28]), y_test=np.arange(2))
+    assert [len(array) for array in mnist(whole)] == [9, 9, 2, 2]
+    with pytest.raises(SystemExit, match='mnist.npz is not a whole mnist.npz .*Delete it') as error:
+        mnist(damage(whole))
+    assert '\n' not in str(error.value)
+
+
+def test_mnist_is_missing_and_there_is_no_network(programs, tmp_path):
+    offline = {f'{scheme}_proxy': 'http://localhost:1' for scheme in ('http', 'https')}
+    (tmp_path / 'half').mkdir()
+    (tmp_path / 'half' / 'mnist.npz').write_bytes(b'PK\3\4')
+    for folder in 'Distributed-Setup', 'Non-Distributed-Setup':
+        run = programs.run_sh(folder, '--dataset=mnist', f'--data_dir={tmp_path / "none"}',
+                              **offline)
+        run.fails('--dataset=mnist: there is no .*none/mnist.npz, and downloading https://.* '
+                  r'failed \(.*refused.*\). Put the file there, or name its directory with')
+        assert not run.left() and not list((tmp_path / 'none').iterdir())
+        run = programs.run_sh(folder, '--dataset=mnist', f'--data_dir={tmp_path / "half"}')
+        run.fails('half/mnist.npz is not a whole mnist.npz')
+        assert not run.left()
+
+
+# Training.
+
+def test_a_learning_rate_that_diverges(programs):
+    for folder in 'HogWild', 'Non-Distributed-Setup':
+        run = programs.run_sh(folder, '--learning_rate=1e30')
+        run.fails('(worker .|train): the loss is (nan|inf) at step .*Try a smaller --learning_rate',
+                  lines=range(1, 3))
+        assert not run.left() and not run.matches(TEST)
+
+
+# run.sh.
+
+@pytest.mark.parametrize('setting, complaint', [
+    ({'WORKERS': 0}, 'WORKERS=0 is not a positive number'),
+    ({'WORKERS': -1}, 'WORKERS=-1 is not a positive number'),
+    ({'PS': 'x'}, 'PS=x is not a positive number'),
+    ({'PS': '1 2'}, 'PS=1 2 is not a positive number'),
+    ({'PORT': 'abc'}, 'PORT=abc is not a positive number'),
+    ({'PORT': 65535}, 'the ports from PORT=65535 on'),
+    ({'PYTHON': 'no-such-python'}, 'there is no no-such-python'),
+])
+def test_settings(programs, setting, complaint):
+    run = programs.run_sh('HogWild', **setting)
+    run.fails(f'^run.sh: {complaint}')
+    assert not run.out and not run.left()
+
+
+def test_flags_reach_the_workers(programs):
+    run = programs.run_sh('HogWild', '--batch_size=-3')
+    run.fails('worker.py: flag --batch_size=-3', lines=range(1, 3))
+    assert not run.left()
+
+
+def test_port_in_use(programs):
+    port, = free_ports(1)
+    with socket.socket() as other:
+        other.bind(('', port))
+        other.listen(1)
+        run = programs.run_sh('HogWild', PORT=port)
+        run.fails(f'ps 0 cannot listen on port {port}')
+        assert not run.left()
+
+
+def task_of(process):
+    """Returns the cluster and the task of a process, or None if it is no task."""
+    try:
+        return json.loads(process.environ().get('TF_CONFIG', 'null'))
+    except psutil.NoSuchProcess:
+        return None
+
+
+def test_fixed_ports_and_a_model_dir_seen_from_where_the_user_is(programs):
+    port = min(free_ports(3))
+    run = programs.run_sh('HogWild', '--train_steps=50', '--model_dir=sub/model', PORT=port)
+    wait_until(lambda: sum(map(bool, map(task_of, run.left()))) == 3 or not run.running, run)
+    configs = list(filter(None, map(task_of, run.left())))
+    hosts = [f'localhost:{port + i}' for i in range(3)]
+    assert [config['cluster'] for config in configs] == [{'ps': hosts[:1], 'worker': hosts[1:]}] * 3
+    run.ends_well()
+    assert processes.checkpoints(run.cwd / 'sub' / 'model')[-1] >= 50
+
+
+def test_one_task_fails(programs):
+    run = programs.run_sh('HogWild', '--train_steps=1000000', '--log_every_n_steps=10')
+    run.wait_for(STEP, 2)
+    victim, = [process for process in run.left()
+               if (task_of(process) or {}).get('task') == {'type': 'worker', 'index': 1}]
+    victim.kill()
+    assert run.wait() == 128 + signal.SIGKILL, str(run)
+    assert len(run.err) <= 1, str(run)  # what bash says of a process that was killed
+    assert not run.left()
+
+
+def test_signals(programs):
+    """They end one run, and no other."""
+    endless = ['--train_steps=1000000', '--log_every_n_steps=10']
+    runs = [programs.run_sh('HogWild', *endless) for _ in range(2)]
+    for run in runs:
+        run.wait_for(STEP)
+    beginning = programs.run_sh('HogWild', *endless)
+    wait_until(lambda: any(map(task_of, beginning.left())), beginning)
+    beginning.send(signal.SIGTERM)
+    other = programs.run_sh('HogWild', '--train_steps=500', '--log_every_n_steps=10',
+                            '--straggler=0:0.02,1:0.02')
+    other.wait_for(STEP)
+    runs[0].send(signal.SIGINT, group=True)  # Ctrl-C
+    runs[1].send(signal.SIGTERM)
+    for run, status in [(beginning, 143), (runs[0], 130), (runs[1], 143)]:
+        assert run.wait() == status and not run.err, str(run)
+        assert not run.left()
+    other.wait_for(STEP, len(other.matches(STEP)) + 1)
+    other.ends_well()
+
+
+def test_ctrl_c_without_a_cluster(programs):
+    run = programs.run_sh('Non-Distributed-Setup', '--train_steps=1000000000')
+    run.wait_for(STEP)
+    run.send(signal.SIGINT, group=True)
+    assert run.wait() == -signal.SIGINT and not run.err, str(run)
+    assert not run.left()
