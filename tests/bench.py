@@ -69,7 +69,8 @@ class Run:
         limit.cancel()
         watch.join()
         if status:
-            sys.exit('\n'.join([f'{folder} failed with exit status {status}:',
+            sys.exit('\n'.join([f'{folder}: status {status} after {self.seconds:.0f} s, of '
+                                f'{TIME_LIMIT} s at most:',
                                 *(line for _, line in self.lines)]))
 
     def _watch_memory(self, process):
@@ -96,7 +97,7 @@ class Run:
         """
         workers = [tuple(map(int, match.groups()))
                    for match in (DID.fullmatch(line) for _, line in self.lines) if match]
-        longest = max(steps / rate for steps, rate in workers)
+        longest = max(steps / rate for steps, rate in workers if rate)
         return {RATE: sum(steps for steps, _ in workers) / longest,
                 'steps/s per worker': statistics.mean(rate for _, rate in workers)}
 
