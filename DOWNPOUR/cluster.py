@@ -1,5 +1,6 @@
 """Membership, start and stop: who is in the cluster, who is not there yet, and who is done."""
 
+import contextlib
 import json
 import os
 import socket
@@ -151,6 +152,19 @@ def watch_ps(resolver):
     while not all_answer():
         time.sleep(0.1)
     threading.Thread(target=watch, daemon=True).start()
+
+
+@contextlib.contextmanager
+def failures_of_ps():
+    """Lets a session recover from all that TensorFlow raises when a call to a ps fails.
+
+    `tf.train.MonitoredSession` makes a new session after `AbortedError` and `UnavailableError`.
+    TensorFlow 2.21 may say `CancelledError` instead, for another part of the same call.
+    """
+    try:
+        yield
+    except tf.errors.CancelledError as error:
+        raise tf.errors.AbortedError(error.node_def, error.op, error.message) from error
 
 
 class WorkerSessionCreator(tf.train.SessionCreator):

@@ -219,9 +219,10 @@ def main(_):
         def train(step_context):
             """Trains past the hooks for a second, and then runs them: checkpoints."""
             until = time.time() + 1
-            while time.time() < until and progress.global_step < FLAGS.train_steps:
-                progress.add(past_the_hooks.run(), local_steps)
-            step_context.run_with_hooks(global_step)
+            with cluster.failures_of_ps():
+                while time.time() < until and progress.global_step < FLAGS.train_steps:
+                    progress.add(past_the_hooks.run(), local_steps)
+                step_context.run_with_hooks(global_step)
 
         while progress.global_step < FLAGS.train_steps and not session.should_stop():
             session.run_step_fn(train)

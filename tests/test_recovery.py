@@ -1,9 +1,18 @@
 """Each kind of task is killed with -9, started again as a cluster engine would, and goes on."""
 
+import cluster
 from processes import BEGINS, checkpoints, DID, RESUMES, STEP, Tasks, TEST, wait_until
 import pytest
+import tensorflow.compat.v1 as tf
 
 SLOW = '--straggler=0:0.02,1:0.02'  # not even 50 steps per second and worker: time to kill one
+
+
+def test_a_cancelled_call_counts_as_a_failure_of_a_ps():
+    """TensorFlow 2.21 raises it at times, and not on demand."""
+    with pytest.raises(tf.errors.AbortedError, match='RecvFromRemoteAsync'):
+        with cluster.failures_of_ps():
+            raise tf.errors.CancelledError(None, None, 'RecvFromRemoteAsync is cancelled.')
 
 
 def steps(task):
