@@ -270,16 +270,17 @@ def wait_until_done(server, resolver):
     addresses = resolver.cluster_spec().job_tasks('worker')
     missing = set(range(len(addresses)))
     heard = {}
-    dequeue = _done_queue(resolver.task_id).dequeue()
+    queue = _done_queue(resolver.task_id)
+    size, dequeue = queue.size(), queue.dequeue()
     # Without the filter this session would say good-bye to workers that are gone, for up to 70 s.
     config = tf.ConfigProto(device_filters=[f'/job:ps/task:{resolver.task_id}'])
-    patience = tf.RunOptions(timeout_in_ms=2000)
     with tf.Session(server.target, config=config) as session:
         while missing:
-            try:
-                missing.discard(int(session.run(dequeue, options=patience)))
-            except tf.errors.DeadlineExceededError:
-                pass
+            # Looks before it takes: a dequeue that is given up after a while may swallow an entry.
+            if session.run(size):
+                missing.discard(int(session.run(dequeue)))
+                continue
+            time.sleep(0.1)
             if len(missing) == len(addresses):
                 continue  # nobody is done: one that is late is not given up
             for worker in list(missing):

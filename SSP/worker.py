@@ -149,7 +149,8 @@ class Gate(tf.train.SessionRunHook):
             self._clocks = tf.get_variable(
                 'clocks', [self.MOST_WORKERS], tf.int64, trainable=False,
                 initializer=tf.constant_initializer(self.ABSENT, tf.int64))
-            clocks = self._clocks.read_value()
+            # A resumed run may have fewer workers than the one before.
+            clocks = self._clocks.read_value()[:num_workers]
             slowest = tf.reduce_min(clocks)
             self._look_op = [clocks[task_index], slowest, tf.argmin(clocks)]
             begin = tf.where(tf.less(slowest, self.ABSENT), slowest, tf.zeros_like(slowest))

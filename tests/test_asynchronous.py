@@ -554,6 +554,16 @@ def test_ssp_late_worker_begins_at_the_slowest_clock(gated):
     assert clock(a, 1) == 4
 
 
+def test_ssp_clocks_of_workers_that_a_resumed_run_has_no_more_hold_nobody(gated):
+    a, b = gated(0)
+    with a.graph.as_default():
+        clocks, = [v for v in tf.global_variables() if v.op.name == 'clocks']
+        a.session.run(clocks[5].assign(0))  # as a run of six workers may have left it
+    for _ in range(3):
+        iterate(a)
+        iterate(b)
+
+
 def in_threads(run, count=2):
     """Runs run(0), run(1), ... at once, and passes on what they raise."""
     errors = []
