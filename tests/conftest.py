@@ -20,6 +20,8 @@ def load_program(folder, name='worker'):
     for flag in load_program.flags:
         delattr(flags.FLAGS, flag)
     before = set(flags.FLAGS)
+    for flag in before:
+        flags.FLAGS[flag].allow_override = True  # train.py and cluster.py share the name of one
     spec = importlib.util.spec_from_file_location(f'{folder}-{name}', ROOT / folder / f'{name}.py')
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
