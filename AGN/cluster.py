@@ -291,7 +291,8 @@ def wait_until_done(server, resolver):
                     missing.discard(worker)
                     print(f'ps {resolver.task_id}: worker {worker} never said that it is done, and '
                           f'does not answer', flush=True)
-    # A worker closes its session after it said done, and would hang if the ps were gone by then.
-    deadline = time.monotonic() + 3
+    # A worker closes its session after it said done, and would hang if the ps were gone by then. On
+    # a busy machine that takes more than a moment.
+    deadline = time.monotonic() + FLAGS.patience_secs
     while time.monotonic() < deadline and not all(map(_silence, addresses)):
         time.sleep(0.05)
