@@ -19,6 +19,7 @@ def load_program(folder, name='worker'):
     """Imports a folder's program as a module, with its flags in place of the last one's."""
     for flag in load_program.flags:
         delattr(flags.FLAGS, flag)
+    load_program.flags = set()  # also if the import fails
     before = set(flags.FLAGS)
     for flag in before:
         flags.FLAGS[flag].allow_override = True  # train.py and cluster.py share the name of one
