@@ -1,7 +1,8 @@
 """Each kind of task is killed with -9, started again as a cluster engine would, and goes on."""
 
 import cluster
-from processes import BEGINS, checkpoints, DID, RESUMES, STEP, Tasks, TEST, wait_until
+from processes import (BEGINS, checkpoints, DID, OF_A_DEAD_PS, RESUMES, STEP, Tasks, TEST,
+                       wait_until)
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -94,7 +95,7 @@ def test_ps(programs, num_ps):
     resumed = int(workers[0].wait_for(RESUMES)['step'])
     assert saved <= resumed <= seen + 2 * 5, 'the last checkpoint'
     for task in workers + servers:
-        task.ends_well()
+        task.ends_well(but=OF_A_DEAD_PS)
     assert workers[0].matches(TEST)
     times = [path.stat().st_mtime for path in model_dir.glob('model.ckpt-*.index')]
     gaps = [after - before for before, after in zip(sorted(times), sorted(times)[1:])]
@@ -109,7 +110,7 @@ def test_ps_without_checkpoints(programs):
     ps.kill()
     again = tasks.start('ps', 0)
     for task in workers + [again]:
-        task.ends_well()
+        task.ends_well(but=OF_A_DEAD_PS)
     assert not workers[0].matches(RESUMES)
     assert any(steps(worker) != sorted(steps(worker)) for worker in workers), 'it began anew'
 
@@ -125,5 +126,5 @@ def test_ps_that_does_not_know_who_is_done(programs):
     ps.kill()
     again = tasks.start('ps', 0, '--patience_secs=3')
     for task in chief, again:
-        task.ends_well()
+        task.ends_well(but=OF_A_DEAD_PS)
     assert again.out == ['ps 0: worker 1 never said that it is done, and does not answer']
