@@ -1,29 +1,37 @@
 """Files and definitions that the folders share: finds copies that differ, and mends them.
 
-Two rules, and no list of names. A file that stands in the master folder and in another one has the
-same bytes in both. A definition that two worker.py share by name has the same text in both, except
-the seam, which is the scheme. A file that truly must differ says so, and why, in a comment within
-its first lines that begins with MARKER.
+Two rules, and no list of names. A program that stands in two folders by the same name has the same
+bytes in both. A definition that two worker.py share by name has the same text in both, except the
+seam, which is the scheme. The master is the copy in the first of MASTERS that has one. A file that
+truly must differ says so, and why, in a comment within its first lines that begins with MARKER.
 """
 
 import ast
 import pathlib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MASTER = 'Distributed-Setup'
+MASTERS = 'Distributed-Setup', 'Synchronous-SGD'  # others follow by the alphabet
 SEAM = 'Scheme'
 MARKER = 'Differs from Distributed-Setup:'
-OWN = {'README.md', 'worker.py', 'run.defaults'}  # of each folder, by design
+OWN = {'worker.py'}  # of each folder, by design
+
+
+def _masters_first(paths):
+    """Returns paths of files in folders, sorted by who is the master of whom."""
+    folders = {folder: rank for rank, folder in enumerate(MASTERS)}
+    return sorted(paths, key=lambda path: (folders.get(path.parent.name, len(folders)), path))
 
 
 def files(root=ROOT):
-    """Yields pairs of paths: a file of the master folder, and its copy in another folder."""
-    for master in sorted((root / MASTER).iterdir()):
-        if master.is_file() and master.name not in OWN:
-            for copy in sorted(root.glob(f'*/{master.name}')):
-                head = copy.read_text(encoding='utf-8').splitlines()[:30]
-                if copy != master and not any(MARKER in line for line in head):
-                    yield master, copy
+    """Yields pairs of paths: a program in its master folder, and its copy in another folder."""
+    programs = [path for kind in ('py', 'sh') for path in root.glob(f'*/*.{kind}')
+                if (path.parent / 'run.sh').exists() and path.name not in OWN]
+    for name in sorted({path.name for path in programs}):
+        master, *copies = _masters_first(path for path in programs if path.name == name)
+        for copy in copies:
+            head = copy.read_text(encoding='utf-8').splitlines()[:30]
+            if not any(MARKER in line for line in head):
+                yield master, copy
 
 
 def definitions(path):
@@ -54,9 +62,8 @@ def text_of(path, name):
 
 def shared_definitions(root=ROOT):
     """Yields (name, master path, copy path) for definitions that two worker.py have by name."""
-    workers = sorted(root.glob('*/worker.py'), key=lambda p: (p.parent.name != MASTER, p))
     masters = {}
-    for worker in workers:
+    for worker in _masters_first(root.glob('*/worker.py')):
         for name in definitions(worker):
             if name in masters:
                 yield name, masters[name], worker

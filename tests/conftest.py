@@ -16,7 +16,10 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 
 
 def load_program(folder, name='worker'):
-    """Imports a folder's program as a module, with its flags in place of the last one's."""
+    """Imports a folder's program as a module, with its flags in place of the last one's.
+
+    It finds what all folders share in the master folder, and the rest beside itself.
+    """
     for flag in load_program.flags:
         delattr(flags.FLAGS, flag)
     load_program.flags = set()  # also if the import fails
@@ -25,7 +28,15 @@ def load_program(folder, name='worker'):
         flags.FLAGS[flag].allow_override = True  # train.py and cluster.py share the name of one
     spec = importlib.util.spec_from_file_location(f'{folder}-{name}', ROOT / folder / f'{name}.py')
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    modules = set(sys.modules)
+    sys.path.append(str(ROOT / folder))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.pop()
+        for name in set(sys.modules) - modules:
+            if getattr(sys.modules[name], '__file__', '').startswith(str(ROOT / folder)):
+                del sys.modules[name]  # the next program has its own, with its flags
     load_program.flags = set(flags.FLAGS) - before
     return module
 
@@ -64,6 +75,7 @@ class ToyWorker:
     reads, `push` trains on what was read and writes.
 
     Attributes:
+      program: the module worker.py.
       scheme: the Scheme.
       session: a plain session on this worker's server.
       variables: the center.
@@ -72,7 +84,7 @@ class ToyWorker:
 
     def __init__(self, cluster, folder, task_index, container, start, m, num_ps, num_workers,
                  loss_scale, hparams):
-        program = load_program(folder)
+        self.program = load_program(folder)
         hosts = cluster.spec.as_dict()
         some_ps = tf.train.ClusterSpec({'ps': hosts['ps'][:num_ps], 'worker': hosts['worker']})
         device = tf.train.replica_device_setter(cluster=some_ps,
@@ -91,7 +103,7 @@ class ToyWorker:
                 return loss, tf.constant(0.)
 
             self.hparams = types.SimpleNamespace(**hparams)
-            self.scheme = program.Scheme(loss_at, self.variables, global_step, self.hparams,
+            self.scheme = self.program.Scheme(loss_at, self.variables, global_step, self.hparams,
                                          task_index, num_workers)
             self.global_step = global_step
             self._init = tf.global_variables_initializer()
@@ -105,7 +117,7 @@ class ToyWorker:
             self.session.run(self._init)
         self.session.run(self._init_local)
         for hook in self.scheme.hooks:
-            hook.after_create_session(self.session, None)
+            hook.after_create_session(self.session, tf.train.Coordinator())
 
     def pull(self):
         """Reads, as the beginning of a step would, and returns what was read."""
@@ -171,7 +183,7 @@ def toy(cluster, request):
     workers = []
 
     def make(folder, ms=(0, 0), start=(8.,), num_ps=1, loss_scale=1, **hparams):
-        container = f'{request.node.name}-{len(workers)}'
+        container = re.sub(r'[^\w.-]', '-', f'{request.node.name}-{len(workers)}').replace('_', '-')
         hparams.setdefault('learning_rate', 0.5)
         made = [ToyWorker(cluster, folder, i, container, start, m, num_ps, len(ms), loss_scale,
                           hparams)

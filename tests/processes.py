@@ -38,7 +38,8 @@ WAITS = re.compile(NAME + r': ps \d+ at \S+ does not answer \(.+\); waiting')
 # TensorFlow 2.21 may log, in three lines, that a ps died before it was told to forget a graph.
 OF_A_DEAD_PS = (r'E0.* Cleanup partition error: .*|:\w+:Error received from peer .*|'
                 'Additional GRPC error information from remote target /job:ps/.*/CleanupGraph:')
-GOOD_LINES = BEGINS, RESUMES, STEP, DID, TEST, WAITS
+INCOMPLETE = re.compile(NAME + r': the step is not complete after \d+ s; waiting')
+GOOD_LINES = BEGINS, RESUMES, STEP, DID, TEST, WAITS, INCOMPLETE
 
 
 def free_ports(count):

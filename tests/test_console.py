@@ -101,6 +101,18 @@ def test_first_line(clock, capsys, step, is_chief, word):
     assert capsys.readouterr().out == f'worker 3: {word} at step {step} of 100, after 2.0 s\n'
 
 
+def test_dropped_updates_are_counted(clock, capsys):
+    progress = console.Progress('worker 1', 0)
+    for step, dropped in enumerate([0, 1, 0, 0, 1]):
+        clock.now += 0.25
+        progress.add(result(step, 1, 1, dropped=np.float32(dropped)))
+    clock.now += 0.75
+    progress.done()
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        'worker 1: step 3 of 100, loss 1.000, accuracy 1.000, accepted 3, dropped 1, 4 steps/s',
+        'worker 1: did 5 local steps, accepted 3, dropped 2, 2 steps/s']
+
+
 @pytest.mark.parametrize('loss', ['nan', 'inf', '-inf'])
 def test_a_loss_that_is_not_finite_ends_the_program(loss):
     progress = console.Progress('worker 1', 0)

@@ -1,8 +1,10 @@
 """Each kind of task is killed with -9, started again as a cluster engine would, and goes on."""
 
+import time
+
 import cluster
-from processes import (BEGINS, checkpoints, DID, OF_A_DEAD_PS, RESUMES, STEP, Tasks, TEST,
-                       wait_until)
+from processes import (BEGINS, checkpoints, DID, INCOMPLETE, OF_A_DEAD_PS, RESUMES, STEP, Tasks,
+                       TEST, wait_until)
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -128,3 +130,80 @@ def test_ps_that_does_not_know_who_is_done(programs):
     for task in chief, again:
         task.ends_well(but=OF_A_DEAD_PS)
     assert again.out == ['ps 0: worker 1 never said that it is done, and does not answer']
+
+
+# Synchronous schemes.
+
+@pytest.fixture
+def together(programs):
+    """Starts a ps and slow workers of Synchronous-SGD; returns them all when they are training."""
+    def start_all(num_workers, *flags):
+        tasks = Tasks(programs, num_workers=num_workers, folder='Synchronous-SGD', flags=[
+            '--train_steps=300', '--log_every_n_steps=5', *flags])
+        slow = '--straggler=' + ','.join(f'{i}:0.02' for i in range(num_workers))
+        servers = [tasks.start('ps', 0)]
+        workers = [tasks.start('worker', i, slow) for i in range(num_workers)]
+        for worker in workers:
+            worker.wait_for(STEP)
+        return tasks, servers, workers
+    return start_all
+
+
+@pytest.mark.parametrize('victim', [0, 1])
+def test_a_synchronous_step_waits_for_a_worker_to_come_back(together, victim):
+    """Also for the chief, which takes the mean."""
+    tasks, servers, workers = together(2)
+    workers[victim].kill()
+    survivor = workers[1 - victim]
+    survivor.wait_for(INCOMPLETE)
+    before = max(steps(survivor))
+    again = tasks.start('worker', victim)
+    assert int(again.wait_for(BEGINS)['step']) >= before
+    for task in [again, survivor] + servers:
+        task.ends_well()
+    assert max(steps(again)) > 290 and int(again.wait_for(DID)['local_steps']) > 0
+
+
+def test_a_synchronous_step_gives_up_a_worker_that_is_dead(together):
+    """One line for each that waits, within --patience_secs."""
+    _, servers, workers = together(2, '--patience_secs=5')
+    workers[1].kill()
+    died = time.monotonic()
+    workers[0].fails(r'^worker 0: the step is not complete. Is a worker dead\? Gave up after 5 s.$')
+    assert time.monotonic() - died < 30
+    servers[0].kill()  # a cluster engine would start the workers again
+
+
+def test_with_backup_workers_a_dead_one_is_not_missed(together):
+    tasks, servers, workers = together(3, '--replicas_to_aggregate=2')
+    workers[2].kill()
+    for worker in workers[:2]:
+        worker.ends_well()
+        assert not worker.matches(INCOMPLETE)
+    assert workers[0].matches(TEST)
+    again = tasks.start('worker', 2)  # so that the ps does not wait for it
+    for task in [again] + servers:
+        task.ends_well()
+
+
+def test_a_synchronous_job_resumes_when_its_ps_died(together, tmp_path):
+    tasks, servers, workers = together(2, f'--model_dir={tmp_path / "model"}',
+                                       '--save_checkpoint_secs=1')
+    wait_until(lambda: len(checkpoints(tmp_path / 'model')) >= 2, 'no checkpoints by', *workers)
+    servers[0].kill()
+    servers[0] = tasks.start('ps', 0)
+    assert int(workers[0].wait_for(RESUMES)['step']) > 0
+    for task in workers + servers:
+        task.ends_well(but=OF_A_DEAD_PS)
+    assert workers[0].matches(TEST)
+
+
+def test_a_synchronous_job_waits_for_a_late_worker(programs):
+    tasks = Tasks(programs, folder='Synchronous-SGD', flags=['--train_steps=50'])
+    servers, chief = [tasks.start('ps', 0)], tasks.start('worker', 0)
+    chief.wait_for(INCOMPLETE)
+    assert not chief.matches(STEP)
+    late = tasks.start('worker', 1)
+    for task in [late, chief] + servers:
+        task.ends_well()
+    assert int(late.wait_for(DID)['local_steps']) == 50

@@ -2,7 +2,7 @@
 
 import time
 
-from processes import BEGINS, DID, listens, STEP, Tasks, TEST, wait_until, WAITS
+from processes import BEGINS, DID, listens, ROOT, STEP, Tasks, TEST, wait_until, WAITS
 import pytest
 
 LINGER = 20  # seconds; a ps takes 3 at most, and 27 to 70 when its session has no device filters
@@ -16,6 +16,22 @@ def test_four_workers_of_different_speed(programs, cycle):
     run.ends_well()
     assert not run.left()
     names = [f'worker {i}' for i in range(4)]
+    assert sorted(match['name'] for match in run.matches(DID)) == names
+    assert [match['name'] for match in run.matches(TEST)] == names[:1]
+
+
+@pytest.mark.parametrize('cycle', range(20))
+def test_synchronous_workers_of_different_speed(programs, cycle):
+    """Two to four, with and without a backup, in every scheme with a barrier."""
+    folders = sorted(path.parent.name for path in ROOT.glob('*/barrier.py'))
+    num_workers = 2 + cycle % 3
+    delays = [f'{(i + cycle) % num_workers}:{delay}' for i, delay in enumerate((0, 0.002, 0.01))]
+    backup = [f'--replicas_to_aggregate={num_workers - 1}'] if cycle % 2 else []
+    run = programs.run_sh(folders[cycle % len(folders)], '--train_steps=30', *backup,
+                          f'--straggler={",".join(delays)}', WORKERS=num_workers)
+    run.ends_well()
+    assert not run.left()
+    names = [f'worker {i}' for i in range(num_workers)]
     assert sorted(match['name'] for match in run.matches(DID)) == names
     assert [match['name'] for match in run.matches(TEST)] == names[:1]
 

@@ -1,0 +1,295 @@
+"""The synchronous schemes: the worked numbers of each come out of the ops worker.py trains with.
+
+The toy problem: one parameter that starts at 8, gradient x - m, learning rate 1/2. A worker's step
+returns when the step of all is complete, so each runs in a thread of its own.
+"""
+
+import threading
+import time
+import types
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+HPARAMS = {
+    'Synchronous-SGD': dict(scale_learning_rate=False, warmup_steps=0),
+    'Synchronous-SGD-different-learning-rates': dict(learning_rates=[]),
+    'SAGN': dict(communication_window=2),
+    'Local-SGD': dict(communication_window=2),
+}
+BLOCKED = 0.5  # seconds; a step takes a hundredth of that
+
+
+@pytest.fixture
+def workers(toy):
+    """Makes workers of a scheme whose chief does its part for `steps` steps."""
+    def make(folder, ms=(0, 4), steps=1, **changes):
+        common = dict(replicas_to_aggregate=None, train_steps=steps, patience_secs=60.)
+        return toy(folder, ms, **dict(common, **dict(HPARAMS[folder], **changes)))
+    return make
+
+
+class Call:
+    """A worker's step under way, in a thread."""
+
+    def __init__(self, worker, gradient=None):
+        """Starts it; with a `gradient`, the worker pushes that, not the one of its batch."""
+        self._result = None
+        feed = {} if gradient is None else {worker.scheme.pull[1]: gradient}
+        self._thread = threading.Thread(target=self._run, args=(worker, feed), daemon=True)
+        self._thread.start()
+
+    def _run(self, worker, feed):
+        self._result = worker.session.run(worker.scheme.train_op, feed)
+
+    def blocks(self):
+        """Returns whether it has not come back within a moment."""
+        self._thread.join(BLOCKED)
+        return self._thread.is_alive()
+
+    def result(self):
+        """Waits for it; returns its result."""
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        assert self._result, 'it failed'
+        return self._result
+
+
+def together(made):
+    """All make a step; returns the center after it."""
+    results = [call.result() for call in [Call(worker) for worker in made]]
+    assert len({result['global_step'] for result in results}) == 1
+    assert [result['dropped'] for result in results] == [0] * len(made)
+    return made[0].center()
+
+
+def accumulated(worker):
+    """Returns how many gradients wait in the accumulator of the first variable."""
+    names = [op for op in worker.graph.get_operations() if op.type.endswith('ConditionalAccumulator')]
+    with worker.graph.as_default(), tf.device(names[0].device):
+        module = tf.raw_ops
+        if names[0].type.startswith('Resource'):
+            return worker.session.run(
+                module.ResourceAccumulatorNumAccumulated(handle=names[0].outputs[0]))
+        return worker.session.run(module.AccumulatorNumAccumulated(handle=names[0].outputs[0]))
+
+
+def tokens(worker):
+    """Returns how many tokens wait in the queue."""
+    queue, = [op for op in worker.graph.get_operations()
+              if op.type == 'FIFOQueueV2' and 'sync_token_q' in op.name]
+    with worker.graph.as_default(), tf.device(queue.device):
+        return worker.session.run(tf.raw_ops.QueueSizeV2(handle=queue.outputs[0]))
+
+
+# Of every scheme.
+
+@pytest.mark.parametrize('folder, changes, centers', [
+    ('Synchronous-SGD', {}, [5, 3.5]),
+    ('Synchronous-SGD-different-learning-rates', {}, [5, 3.5]),
+    ('SAGN', dict(communication_window=1), [5, 3.5]),
+    ('SAGN', {}, [5.75, 4.34375]),
+    ('Local-SGD', dict(communication_window=1), [5, 3.5]),
+    ('Local-SGD', {}, [3.5, 2.375]),
+])
+def test_two_workers_of_different_data(workers, folder, changes, centers):
+    made = workers(folder, steps=2, **changes)
+    assert [together(made) for _ in centers] == centers
+
+
+@pytest.mark.parametrize('folder, centers', [
+    ('Synchronous-SGD', [4, 2]),
+    ('Synchronous-SGD-different-learning-rates', [4, 2]),
+    ('SAGN', [5, 3.125]),
+    ('Local-SGD', [2, 0.5]),
+])
+def test_alone(workers, folder, centers):
+    made = workers(folder, [0], steps=2)
+    assert [together(made) for _ in centers] == centers
+
+
+@pytest.mark.parametrize('folder', HPARAMS)
+def test_the_barrier_holds_from_the_first_step(workers, folder):
+    first, second = workers(folder, steps=3)
+    for step in range(1, 4):
+        call = Call(first)
+        assert call.blocks()
+        assert first.session.run(first.global_step) == step - 1
+        results = [Call(second).result(), call.result()]
+        assert [result['global_step'] for result in results] == [step, step]
+        assert tokens(first) == 0 and accumulated(first) == 0
+
+
+@pytest.mark.parametrize('folder', HPARAMS)
+def test_everybody_pulls_the_new_center_after_the_barrier(workers, folder):
+    """Bit for bit, in each of 100 steps."""
+    made = workers(folder, steps=100, learning_rate=1 / 64)
+    for _ in range(100):
+        together(made)
+        pulls = [worker.pull() for worker in made]
+        assert pulls[0] == pulls[1]
+        assert pulls[0][1] == made[0].center()
+
+
+@pytest.mark.parametrize('folder', HPARAMS)
+def test_variables_of_any_shape_on_several_ps(workers, toy, folder):
+    common = dict(HPARAMS[folder], replicas_to_aggregate=None, train_steps=2, patience_secs=60.)
+    made = toy(folder, (0, 4), start=[8., [[8., 8., 8.], [8., 8., 8.]], [8.]], num_ps=2, **common)
+    expected = [together(made) for _ in range(2)][-1]
+    assert expected < 8
+    for value in made[0].session.run(made[0].variables):
+        assert value.ravel() == pytest.approx(expected)
+    assert len({variable.device for variable in made[0].variables}) == 2
+
+
+@pytest.mark.parametrize('folder, window', [
+    ('Synchronous-SGD', 1), ('Synchronous-SGD-different-learning-rates', 1), ('SAGN', 2),
+    ('Local-SGD', 2)])
+def test_a_run_moves_the_parameters_once_in_each_direction(toy, folder, window):
+    """However long the window. Within 1 % and the few bytes of counters."""
+    size = 250000
+    common = dict(HPARAMS[folder], replicas_to_aggregate=None, train_steps=100, patience_secs=60.)
+    worker, = toy(folder, [0], start=[[1.] * size, [[2.] * 1000]], num_ps=2, **common)
+    assert worker.scheme.local_steps(worker.hparams) == window
+    worker.step()
+    parameters = 4 * (size + 1000)
+    for moved in worker.traffic():
+        assert parameters <= moved <= 1.01 * parameters
+
+
+@pytest.mark.parametrize('folder', ['SAGN', 'Local-SGD'])
+def test_a_window_is_as_many_fresh_gradients(workers, folder):
+    worker, = workers(folder, [0])
+    assert worker.window() == [8, 4]
+
+
+# Synchronous-SGD, fed with gradients: at m = 0 the gradient is what is fed as the center.
+
+@pytest.fixture
+def fed(workers):
+    """Makes workers at the rate 1 on a center that starts at 0."""
+    def make(num_workers, steps, **changes):
+        made = workers('Synchronous-SGD', [0] * num_workers, steps, learning_rate=1., **changes)
+        made[0].set(made[0].variables[0], 0.)
+        return made
+    return make
+
+
+def push(worker, gradient):
+    """Pushes a gradient; returns the worker's result once the step is complete."""
+    return Call(worker, gradient).result()
+
+
+def test_two_of_two(fed):
+    first, second = fed(2, steps=2)
+    for gradients, center in [((1, 3), -2), ((5, 7), -8)]:
+        call = Call(first, gradients[0])
+        assert call.blocks()
+        push(second, gradients[1])
+        call.result()
+        assert first.center() == center
+    assert first.session.run(first.global_step) == 2
+
+
+def test_a_late_gradient_is_dropped(fed):
+    first, second, backup = fed(3, steps=3, replicas_to_aggregate=2)
+    call = Call(first, 1)
+    assert call.blocks()
+    assert push(second, 3)['dropped'] == 0
+    call.result()
+    assert first.center() == -2
+    late = push(backup, 50)
+    assert first.center() == -2 and accumulated(first) == 0
+    assert (late['dropped'], late['global_step']) == (1, 1)
+    calls = [Call(backup, 10), Call(first, 20)]
+    assert [call.result()['dropped'] for call in calls] == [0, 0]
+    assert first.center() == -17, 'with its new token it counts again'
+
+
+def test_a_left_token_lets_one_worker_vote_twice(fed):
+    """The first N gradients, not the first N workers: what the README says."""
+    first, second, _ = fed(3, steps=2, replicas_to_aggregate=2)
+    call = Call(first, 1)
+    push(second, 3)
+    call.result()
+    assert tokens(first) == 1, 'that of the third worker'
+    assert push(first, 5)['global_step'] == 1, 'it is taken at once'
+    push(first, 7)
+    assert first.center() == -8
+    assert push(second, 11)['dropped'] == 1
+
+
+def test_accepted_and_dropped_are_all_that_was_sent(fed):
+    """Three workers of different speed."""
+    steps = 40
+    made = fed(3, steps=steps, replicas_to_aggregate=2)
+    results = [[] for _ in made]
+
+    def train(worker, own, pause):
+        while not own or own[-1]['global_step'] < steps:
+            time.sleep(pause)
+            own.append(worker.session.run(worker.scheme.train_op, {worker.scheme.pull[1]: 1.}))
+
+    threads = [threading.Thread(target=train, args=arguments, daemon=True)
+               for arguments in zip(made, results, (0.01, 0.01, 0.05))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    sent = sum(map(len, results))
+    dropped = sum(result['dropped'] for own in results for result in own)
+    assert made[0].center() == -steps, 'each step counted once, with the mean of its gradients'
+    # Counted just before the push: one that comes in that moment, or after the end, is taken for
+    # accepted.
+    assert 2 * steps <= sent - dropped <= 2 * steps + 10
+    assert dropped >= 10
+
+
+# Large minibatches (Goyal et al., section 2).
+
+@pytest.mark.parametrize('workers_per_step, step, rate', [
+    (4, 0, 0.1), (4, 25, 0.25), (4, 50, 0.4), (4, 80, 0.4), (1, 25, 0.1)])
+def test_gradual_warmup(fed, workers_per_step, step, rate):
+    worker, = fed(1, steps=0)
+    hparams = types.SimpleNamespace(learning_rate=0.1, scale_learning_rate=True, warmup_steps=50)
+    worker.set(worker.global_step, step)
+    with worker.graph.as_default():
+        tensor = worker.program.scaled_learning_rate(hparams, workers_per_step, worker.global_step)
+    assert worker.session.run(tensor) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize('changes, centers', [
+    (dict(scale_learning_rate=True), [-4, -8, -12]),
+    (dict(scale_learning_rate=True, warmup_steps=2), [-2, -5, -9]),
+    (dict(warmup_steps=2), [-2, -4, -6]),
+])
+def test_scaled_steps(fed, changes, centers):
+    made = fed(2, steps=3, **changes)
+    for center in centers:
+        call = Call(made[0], 2)
+        push(made[1], 2)
+        call.result()
+        assert made[0].center() == center
+
+
+# Synchronous-SGD-different-learning-rates.
+
+@pytest.mark.parametrize('rates, ms, center', [
+    (['0.5', '0.25'], (0, 0), 5), (['0', '0.5'], (0, 0), 6), (['0', '0.5'], (-1000, 0), 6),
+    (['0.25'], (0, 0), 5), ([], (0, 0), 4)])
+def test_rates(workers, rates, ms, center):
+    assert together(workers('Synchronous-SGD-different-learning-rates', ms,
+                            learning_rates=rates)) == center
+
+
+@pytest.mark.parametrize('rate', ['fast', '-1', 'nan', 'inf', ''])
+def test_a_rate_that_is_none(workers, rate):
+    with pytest.raises(SystemExit, match=f'^--learning_rates: "{rate}" is no learning rate'):
+        workers('Synchronous-SGD-different-learning-rates', learning_rates=['0.1', rate])
+
+
+@pytest.mark.parametrize('folder', HPARAMS)
+def test_more_pushes_than_workers(workers, folder):
+    with pytest.raises(SystemExit, match='^--replicas_to_aggregate=3, and there are 2 workers: no'):
+        workers(folder, replicas_to_aggregate=3)
