@@ -6,8 +6,8 @@
     c <- mean over the workers of the x_i                                       push
 
 What this worker keeps: nothing between windows but the step its parameters belong to. What it
-sends, once in a window: how far the window took it. The mean of the models is the center less the mean of
-these ways, so that the accumulators of synchronous SGD serve.
+sends, once in a window: how far the window took it. The mean of the models is the center less the
+mean of these ways, so that the accumulators of synchronous SGD serve.
 
 Sebastian U. Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019, arXiv 1805.09767.
 """
@@ -214,7 +214,7 @@ def main(_):
 
     past_the_hooks = PastTheHooks(scheme)
     hooks = scheme.hooks + [past_the_hooks, cluster.SayDone(resolver)]
-    cluster.watch_ps(resolver)
+    cluster.watch(resolver)
     if is_chief:
         session = tf.train.MonitoredTrainingSession(
             server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,

@@ -14,7 +14,7 @@ set -u
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=/dev/null
 [ -f "$here/run.defaults" ] && . "$here/run.defaults"
-PS=${PS:-1}
+if [ -f "$here/ps.py" ]; then PS=${PS:-1}; else PS=0; fi
 WORKERS=${WORKERS:-2}
 if [ -z "${PYTHON:-}" ]; then
   PYTHON=python
@@ -29,6 +29,7 @@ if [ ! -f "$here/worker.py" ]; then
 fi
 for name in PS WORKERS PORT; do
   value=${!name:-1}
+  [ "$name" = PS ] && [ ! -f "$here/ps.py" ] && continue
   case $value in
     *[!0-9]* | 0*) echo "run.sh: $name=$value is not a positive number" >&2; exit 1 ;;
   esac
@@ -58,7 +59,8 @@ for port in $ports; do
 done
 # list FIRST COUNT: that part of the hosts as a JSON list
 list() { local IFS=,; echo "[${hosts[*]:$1:$2}]"; }
-cluster="{\"ps\": $(list 0 "$PS"), \"worker\": $(list "$PS" "$WORKERS")}"
+cluster="\"worker\": $(list "$PS" "$WORKERS")"
+[ "$PS" = 0 ] || cluster="\"ps\": $(list 0 "$PS"), $cluster"
 
 # Each process gets its share of the cores: more threads than cores only wait for each other.
 cores=$(getconf _NPROCESSORS_ONLN)
@@ -70,7 +72,7 @@ pids=()
 start() {
   local task="{\"type\": \"$1\", \"index\": $2}" program=$here/$1.py
   shift 2
-  TF_CONFIG="{\"cluster\": $cluster, \"task\": $task}" \
+  TF_CONFIG="{\"cluster\": {$cluster}, \"task\": $task}" \
     "$PYTHON" "$program" --num_threads="$threads" "$@" &
   pids+=($!)
 }

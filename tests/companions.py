@@ -3,7 +3,8 @@
 Two rules, and no list of names. A program that stands in two folders by the same name has the same
 bytes in both. A definition that two worker.py share by name has the same text in both, except the
 seam, which is the scheme. The master is the copy in the first of MASTERS that has one. A file that
-truly must differ says so, and why, in a comment within its first lines that begins with MARKER.
+truly must differ says so, and why, in a comment within its first lines that begins with MARKER, and
+a definition in a comment within it.
 """
 
 import ast
@@ -65,6 +66,8 @@ def shared_definitions(root=ROOT):
     masters = {}
     for worker in _masters_first(root.glob('*/worker.py')):
         for name in definitions(worker):
+            if MARKER in '\n'.join(text_of(worker, name)):
+                continue
             if name in masters:
                 yield name, masters[name], worker
             masters.setdefault(name, worker)

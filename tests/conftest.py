@@ -50,7 +50,9 @@ class Cluster:
     def __init__(self, num_ps=2, num_workers=4):
         hosts = [f'localhost:{port}' for port in free_ports(num_ps + num_workers)]
         self.spec = tf.train.ClusterSpec({'ps': hosts[:num_ps], 'worker': hosts[num_ps:]})
-        config = tf.ConfigProto(inter_op_parallelism_threads=2, intra_op_parallelism_threads=1)
+        config = tf.ConfigProto(inter_op_parallelism_threads=2, intra_op_parallelism_threads=1,
+                                experimental=tf.ConfigProto.Experimental(
+                                    collective_group_leader='/job:worker/replica:0/task:0'))
         self.servers = {(job, i): tf.train.Server(self.spec, job, i, config=config)
                         for job, count in (('ps', num_ps), ('worker', num_workers))
                         for i in range(count)}
@@ -87,8 +89,10 @@ class ToyWorker:
         self.program = load_program(folder)
         hosts = cluster.spec.as_dict()
         some_ps = tf.train.ClusterSpec({'ps': hosts['ps'][:num_ps], 'worker': hosts['worker']})
-        device = tf.train.replica_device_setter(cluster=some_ps,
-                                                worker_device=f'/job:worker/task:{task_index}')
+        device, config = f'/job:worker/task:{task_index}', None
+        if (ROOT / folder / 'ps.py').exists():
+            device = tf.train.replica_device_setter(cluster=some_ps, worker_device=device)
+            config = cluster.config(task_index)
         self.graph = tf.Graph()
         with self.graph.as_default(), self.graph.container(container), tf.device(device):
             global_step = tf.train.get_or_create_global_step()
@@ -109,11 +113,12 @@ class ToyWorker:
             self._init = tf.global_variables_initializer()
             self._init_local = tf.local_variables_initializer()
         self.session = tf.Session(cluster.servers['worker', task_index].target, graph=self.graph,
-                                  config=cluster.config(task_index))
+                                  config=config)
+        self._center_is_own = config is None
 
     def initialize(self, center):
         """Initializes the center, if told so, and this worker's own variables."""
-        if center:
+        if center or self._center_is_own:
             self.session.run(self._init)
         self.session.run(self._init_local)
         for hook in self.scheme.hooks:

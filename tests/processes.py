@@ -34,7 +34,7 @@ STEP = re.compile(NAME + r': step (?P<step>\d+) of \d+, loss (?P<loss>\d+\.\d{3}
 DID = re.compile(NAME + rf': did (?P<local_steps>\d+) local steps(?:, {_FIGURE})*, \d+ steps/s')
 TEST = re.compile(NAME + r': test accuracy (?P<accuracy>[01]\.\d{3}) after (?P<step>\d+) steps, '
                   r'\d+\.\d s')
-WAITS = re.compile(NAME + r': ps \d+ at \S+ does not answer \(.+\); waiting')
+WAITS = re.compile(NAME + r': (?:ps|worker) \d+ at \S+ does not answer \(.+\); waiting')
 # TensorFlow 2.21 may log, in three lines, that a ps died before it was told to forget a graph.
 OF_A_DEAD_PS = (r'E0.* Cleanup partition error: .*|:\w+:Error received from peer .*|'
                 'Additional GRPC error information from remote target /job:ps/.*/CleanupGraph:')
@@ -227,13 +227,15 @@ class Tasks:
 
         Args:
           programs: `Programs`.
-          num_ps: int.
+          num_ps: int; 0 for a folder without.
           num_workers: int.
           folder: name of a folder.
           flags: strings, for each worker.
         """
         hosts = [f'localhost:{port}' for port in free_ports(num_ps + num_workers)]
-        self.cluster = {'ps': hosts[:num_ps], 'worker': hosts[num_ps:]}
+        self.cluster = {'worker': hosts[num_ps:]}
+        if num_ps:
+            self.cluster['ps'] = hosts[:num_ps]
         self._programs = programs
         self._folder = folder
         self._flags = flags

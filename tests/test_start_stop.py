@@ -22,13 +22,16 @@ def test_four_workers_of_different_speed(programs, cycle):
 
 @pytest.mark.parametrize('cycle', range(20))
 def test_synchronous_workers_of_different_speed(programs, cycle):
-    """Two to four, with and without a backup, in every scheme with a barrier."""
-    folders = sorted(path.parent.name for path in ROOT.glob('*/barrier.py'))
-    num_workers = 2 + cycle % 3
+    """Two to four, with and without a backup, in every scheme with a barrier or a ring."""
+    folders = sorted(path.parent for name in ('barrier', 'ring') for path in ROOT.glob(f'*/{name}.py'))
+    folder, num_workers = folders[cycle % len(folders)], 2 + cycle % 3
     delays = [f'{(i + cycle) % num_workers}:{delay}' for i, delay in enumerate((0, 0.002, 0.01))]
-    backup = [f'--replicas_to_aggregate={num_workers - 1}'] if cycle % 2 else []
-    run = programs.run_sh(folders[cycle % len(folders)], '--train_steps=30', *backup,
-                          f'--straggler={",".join(delays)}', WORKERS=num_workers)
+    if (folder / 'ring.py').exists():
+        variant = ['--implementation=ring', '--implementation=collective'][cycle // 5 % 2]
+    else:
+        variant = f'--replicas_to_aggregate={num_workers - cycle % 2}'
+    run = programs.run_sh(folder, '--train_steps=30', variant, f'--straggler={",".join(delays)}',
+                          WORKERS=num_workers)
     run.ends_well()
     assert not run.left()
     names = [f'worker {i}' for i in range(num_workers)]

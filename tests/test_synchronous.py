@@ -65,13 +65,12 @@ def together(made):
 
 def accumulated(worker):
     """Returns how many gradients wait in the accumulator of the first variable."""
-    names = [op for op in worker.graph.get_operations() if op.type.endswith('ConditionalAccumulator')]
-    with worker.graph.as_default(), tf.device(names[0].device):
-        module = tf.raw_ops
-        if names[0].type.startswith('Resource'):
-            return worker.session.run(
-                module.ResourceAccumulatorNumAccumulated(handle=names[0].outputs[0]))
-        return worker.session.run(module.AccumulatorNumAccumulated(handle=names[0].outputs[0]))
+    accumulator = next(op for op in worker.graph.get_operations()
+                       if op.type.endswith('ConditionalAccumulator'))
+    count = (tf.raw_ops.ResourceAccumulatorNumAccumulated
+             if accumulator.type.startswith('Resource') else tf.raw_ops.AccumulatorNumAccumulated)
+    with worker.graph.as_default(), tf.device(accumulator.device):
+        return worker.session.run(count(handle=accumulator.outputs[0]))
 
 
 def tokens(worker):

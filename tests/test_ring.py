@@ -1,0 +1,199 @@
+"""Ring all-reduce: what its pieces are after each phase, what travels, and that all have the same.
+
+The toy problem as in the other schemes: one parameter that starts at 8, gradient x - m, learning
+rate 1/2. Each worker's step needs the others', so each runs in a thread of its own.
+"""
+
+import concurrent.futures
+import re
+import time
+
+from conftest import load_program
+import numpy as np
+from processes import BEGINS, checkpoints, DID, RESUMES, STEP, Tasks, TEST, wait_until
+import pytest
+import tensorflow.compat.v1 as tf
+
+HPARAMS = dict(implementation='ring', scale_learning_rate=False, warmup_steps=0)
+
+
+def together(functions):
+    """Calls all functions at the same time; returns their results."""
+    with concurrent.futures.ThreadPoolExecutor(len(functions)) as pool:
+        return [future.result(60) for future in [pool.submit(f) for f in functions]]
+
+
+@pytest.fixture
+def run_ring(cluster, request):
+    """A function that runs a part of the ring on one vector for each worker."""
+    def run(part, vectors):
+        """Args: part: function (program, vector tensor, task_index, num_workers) -> tensors."""
+        sessions, fetches = [], []
+        for i, vector in enumerate(vectors):
+            graph = tf.Graph()
+            container = re.sub(r'\W', '-', request.node.name)
+            with graph.as_default(), graph.container(container), tf.device(f'/job:worker/task:{i}'):
+                program = load_program('Ring-AllReduce')
+                fetches.append(part(program, tf.constant(vector, tf.float32), i, len(vectors)))
+            sessions.append(tf.Session(cluster.servers['worker', i].target, graph=graph))
+        try:
+            return together([lambda s=s, f=f: s.run(f) for s, f in zip(sessions, fetches)])
+        finally:
+            for session in sessions:
+                session.close()
+    return run
+
+
+THREE = [[1, 2, 3], [10, 20, 30], [100, 200, 300]]
+
+
+def test_scatter_reduce(run_ring):
+    """Worker j has the whole sum of piece j + 1."""
+    def part(program, vector, task_index, num_workers):
+        return program.scatter_reduce(tf.split(vector, 3), task_index, num_workers)
+
+    results = run_ring(part, THREE)
+    assert [np.concatenate(chunks).tolist() for chunks, _ in results] == [
+        [1, 222, 303], [11, 20, 333], [111, 220, 300]]
+
+
+@pytest.mark.parametrize('vectors', [
+    THREE,
+    [[1, 2, 3, 4, 5, 6, 7], [10] * 7, [100] * 7],
+    [[1, 2], [10, 20], [100, 200]],
+    [[5]] * 4,
+    [[1, 2, 3]] * 2,
+    [[1, 2, 3]],
+])
+def test_ring_sum(run_ring, vectors):
+    """Also of lengths that do not divide, and of fewer entries than workers."""
+    results = run_ring(lambda program, *arguments: program.ring_sum(*arguments), vectors)
+    for result in results:
+        assert result.tolist() == np.sum(vectors, axis=0).tolist()
+
+
+def test_the_sum_is_the_same_on_all_bit_for_bit(run_ring):
+    vectors = np.random.RandomState(0).normal(size=[4, 1001]) * 10. ** np.arange(4)[:, None]
+    results = run_ring(lambda program, *arguments: program.ring_sum(*arguments), vectors)
+    for result in results:
+        assert result.tobytes() == results[0].tobytes()
+    assert results[0] == pytest.approx(vectors.sum(axis=0), rel=1e-5)
+
+
+@pytest.fixture
+def workers(toy):
+    """Makes workers of the scheme; hyperparameters not given are those above."""
+    def make(ms=(0, 4), **changes):
+        return toy('Ring-AllReduce', ms, **dict(HPARAMS, **changes))
+    return make
+
+
+@pytest.mark.parametrize('ms, centers', [
+    ((0, 4), [5, 3.5]), ((0, 4, 8, 12), [7, 6.5]), ((0,), [4, 2])])
+def test_all_are_where_synchronous_sgd_would_be(workers, ms, centers):
+    made = workers(ms)
+    for step, center in enumerate(centers, 1):
+        results = together([worker.step for worker in made])
+        assert [worker.center() for worker in made] == [center] * len(ms)
+        assert [result['global_step'] for result in results] == [step] * len(ms)
+
+
+def test_the_collective_of_tensorflow_does_the_same(workers):
+    made = workers(implementation='collective')
+    for center in 5, 3.5:
+        together([worker.step for worker in made])
+        assert [worker.center() for worker in made] == [center, center]
+
+
+@pytest.mark.parametrize('num_workers', [2, 3, 4])
+def test_replicas_stay_the_same_bit_for_bit(workers, num_workers):
+    """In 100 steps with different data, and variables of several shapes."""
+    made = workers(np.random.RandomState(0).normal(size=num_workers).tolist(), learning_rate=0.01,
+                   start=[8., [[0.1, 0.2, 0.3]] * 2, [0.7]])
+    for _ in range(100):
+        together([worker.step for worker in made])
+    values = [worker.session.run(worker.variables) for worker in made]
+    for value in values[1:]:
+        assert [v.tobytes() for v in value] == [v.tobytes() for v in values[0]]
+
+
+@pytest.mark.parametrize('num_workers', [1, 2, 3, 4])
+def test_bytes(workers, num_workers):
+    """Each worker sends 2 (N - 1) / N of the parameters, to the next one and to nobody else."""
+    size = 240001
+    made = workers([0] * num_workers, start=[[1.] * size])
+    together([worker.step for worker in made])
+    sent = together([worker.traffic for worker in made])
+    expected = 4 * size * 2 * (num_workers - 1) / num_workers
+    for to_workers, to_ps in sent:
+        assert to_ps == 0
+        assert expected <= to_workers <= 1.01 * expected + 100
+
+
+def test_linear_scaling(workers):
+    made = workers((0, 0), learning_rate=0.25, scale_learning_rate=True)
+    together([worker.step for worker in made])
+    assert made[0].center() == made[1].center() == 4
+
+
+# Real processes.
+
+@pytest.fixture
+def started(programs):
+    """Starts slow workers; returns them when they are training."""
+    def start(num_workers, *flags):
+        tasks = Tasks(programs, num_ps=0, num_workers=num_workers, folder='Ring-AllReduce', flags=[
+            '--train_steps=300', '--log_every_n_steps=5', '--straggler=0:0.02', *flags])
+        workers = [tasks.start('worker', i) for i in range(num_workers)]
+        for worker in workers:
+            worker.wait_for(STEP)
+        return tasks, workers
+    return start
+
+
+@pytest.mark.parametrize('victim, implementation', [(0, 'ring'), (2, 'ring'), (1, 'collective')])
+def test_when_one_dies_all_end_and_a_new_start_resumes(started, programs, victim, implementation):
+    flags = [f'--model_dir={programs.directory / "model"}', '--save_checkpoint_secs=1',
+             f'--implementation={implementation}']
+    tasks, workers = started(3, *flags)
+    wait_until(lambda: len(checkpoints(programs.directory / 'model')) >= 2, 'none by', *workers)
+    died = time.monotonic()
+    workers[victim].kill()
+    for i, worker in enumerate(workers):
+        if i != victim:
+            worker.fails(rf'^worker {i}: (lost another worker|worker \d at .* Gave up after 10 s)')
+    assert time.monotonic() - died < 30
+    workers = [tasks.start('worker', i) for i in range(3)]
+    resumed = int(workers[0].wait_for(RESUMES)['step'])
+    assert resumed > 0
+    for worker in workers:
+        worker.ends_well()
+        assert int(worker.wait_for(BEGINS)['step']) == resumed, 'all go on from there'
+        assert int(worker.wait_for(DID)['local_steps']) == 300 - resumed
+    assert workers[0].matches(TEST)
+
+
+def test_a_worker_that_comes_late(programs):
+    tasks = Tasks(programs, num_ps=0, num_workers=3, folder='Ring-AllReduce',
+                  flags=['--train_steps=50'])
+    early = [tasks.start_by_flags('worker', i) for i in (0, 2)]
+    early[0].wait_for(r'worker 0: worker 1 at \S+ does not answer \(.+\); waiting')
+    assert not early[0].matches(BEGINS)
+    late = tasks.start_by_flags('worker', 1)
+    for task in [late] + early:
+        task.ends_well()
+        assert int(task.wait_for(DID)['local_steps']) == 50
+
+
+def test_a_worker_that_never_comes(programs):
+    tasks = Tasks(programs, num_ps=0, num_workers=2, folder='Ring-AllReduce',
+                  flags=['--patience_secs=3'])
+    tasks.start('worker', 0).fails('worker 0: worker 1 at .* does not answer .* Gave up after 3 s.')
+
+
+def test_a_learning_rate_that_diverges(programs):
+    run = programs.run_sh('Ring-AllReduce', '--learning_rate=1e30')
+    run.fails(r'worker .: (the loss is (nan|inf) at step|lost another worker|worker . at)',
+              lines=range(1, 3))
+    assert not run.left() and not run.matches(TEST)
+    assert any('Try a smaller --learning_rate' in line for line in run.err)
