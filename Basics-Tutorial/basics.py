@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import warnings
 
@@ -129,9 +130,9 @@ def sent(metadata):
             if node.node_name == 'RecvTensor':
                 size, unit, tensor, sender, receiver = re.match(
                     r'\[([\d.]+)(\w+)\].* (\S+) from (\S+) to (\S+)', node.timeline_label).groups()
-                tensor = re.sub(r'^edge_\d+_', '', tensor.split(';')[0])
-                found.append(Sent(tensor, float(size) * units[unit], task_of(sender),
-                                  task_of(receiver)))
+                if float(size):  # else it only says that something is done
+                    found.append(Sent(re.sub(r'^edge_\d+_', '', tensor), float(size) * units[unit],
+                                      task_of(sender), task_of(receiver)))
     return sorted(found, key=lambda one: -one.bytes)
 
 
@@ -341,13 +342,20 @@ def server_process(spec, job, index):
         process.stdin.close()
 
 
-def show_log(hide):
-    """Prints what TensorFlow logs, such as the lines of hooks, without `hide` in them."""
+def show_log(hide, skip='^$'):
+    """Prints the beginning of what TensorFlow logs, such as the lines of hooks.
+
+    Args:
+      hide: string, left out of the lines: the name of a directory.
+      skip: regular expression; lines in which it is found are not printed.
+    """
 
     class Printer(logging.Handler):
         def emit(self, record):
-            if record.levelno == logging.INFO:  # warnings are of the version, not of the user
-                print('log:', record.getMessage().replace(hide, ''))
+            text = record.getMessage().replace(hide, '')
+            # Warnings are of what a version deprecates, and not of the user's doing.
+            if record.levelno == logging.INFO and not re.search(skip, text):
+                print('log:', textwrap.shorten(text, 130))
 
     logger = logging.getLogger('tensorflow')
     logger.handlers, logger.propagate = [Printer()], False
