@@ -22,7 +22,7 @@ FOLDER = pathlib.Path(__file__).resolve().parent.parent / 'Basics-Tutorial'
 SECONDS = 120  # that a notebook may take
 DELAY = 2  # seconds between the starts of notebooks that run at the same time
 SOLUTION = re.compile(r'<details>.*?```python\n(.*?)```.*?</details>', re.DOTALL)
-# What a notebook says of the program that wrote it would change with every execution.
+# Without what a kernel writes in there: its own version, different from machine to machine.
 METADATA = {'kernelspec': {'display_name': 'Python 3', 'language': 'python', 'name': 'python3'},
             'language_info': {'name': 'python'}}
 
@@ -59,10 +59,9 @@ async def execute(path, delay=0, solutions=False):
     """Executes the notebook at `path` in its folder, and stores it."""
     await asyncio.sleep(delay)
     notebook = with_solutions(read(path)) if solutions else read(path)
-    notebook.metadata = nbformat.from_dict(METADATA)
     # Newer kernels warn of their own port; TensorFlow's need more care, as Servers.ipynb says.
     deadline = time.monotonic() + SECONDS
-    client = nbclient.NotebookClient(notebook, record_timing=False,
+    client = nbclient.NotebookClient(notebook, kernel_name='python3', record_timing=False,
                                      timeout_func=lambda _: max(1, deadline - time.monotonic()),
                                      extra_arguments=['--log-level=ERROR'],
                                      resources={'metadata': {'path': str(path.parent)}})
@@ -70,9 +69,9 @@ async def execute(path, delay=0, solutions=False):
         await client.async_execute()
     except (nbclient.exceptions.CellControlSignal, nbclient.exceptions.DeadKernelError) as error:
         sys.exit(f'{path.name}: {error}')
+    notebook.metadata = nbformat.from_dict(METADATA)
     for i, cell in enumerate(notebook.cells):
-        if 'id' in cell:
-            cell['id'] = f'cell-{i}'
+        cell['id'] = f'cell-{i}'
     nbformat.write(notebook, str(path))
     print(f'executed {path.name}', flush=True)
 
