@@ -105,20 +105,20 @@ def colour_of(task):
 # --- Traces -------------------------------------------------------------------
 
 
-def trace(session, fetches, feed_dict=None):
+def trace(session, fetches):
     """Runs `fetches` with a full trace.
 
+    TensorFlow now and then closes a trace before the last transfers are noted: the longest of five
+    is returned, so the fetches run five times.
+
     Returns:
-      What they are, and a `tf.RunMetadata`. TensorFlow now and then closes a trace before the last
-      transfers are noted: the longest of five is returned, so the fetches run five times.
+      A `tf.RunMetadata`.
     """
     options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE, output_partition_graphs=True)
-    runs = []
-    for _ in range(5):
-        metadata = tf.RunMetadata()
-        runs.append((session.run(fetches, feed_dict, options=options, run_metadata=metadata),
-                     metadata))
-    return max(runs, key=lambda run: len(sent(run[1])))
+    traces = [tf.RunMetadata() for _ in range(5)]
+    for metadata in traces:
+        session.run(fetches, options=options, run_metadata=metadata)
+    return max(traces, key=lambda metadata: len(sent(metadata)))
 
 
 def sent(metadata):
