@@ -234,7 +234,8 @@ def _arrows(axes, arrows):
     """Draws arrows from box to box, given as (from, to, style)."""
     axes.figure.canvas.draw()  # only now it is known where the boxes end
     for source, target, style in arrows:
-        axes.annotate('', target.get_position(), source.get_position(), zorder=2, arrowprops={
+        # Drawn after the boxes, whose ends a change of the layout moves.
+        axes.annotate('', target.get_position(), source.get_position(), zorder=4, arrowprops={
             'arrowstyle': '-|>', 'patchA': source.get_bbox_patch(), 'shrinkA': 0, 'shrinkB': 1,
             'patchB': target.get_bbox_patch(), 'color': '#888888', 'lw': 0.8, **style})
 
