@@ -93,7 +93,8 @@ def execute(programs, paths, *flags):
 def check(run, paths):
     """Asserts that notebooks were executed, and that all went well."""
     run.ends_well()
-    assert sorted(run.out) == sorted(f'executed {path.name}' for path in paths)
+    executed = [match['name'] for match in run.matches(r'executed (?P<name>\S+) in \d+ s')]
+    assert sorted(executed) == sorted(path.name for path in paths), str(run)
     for path in paths:
         for output in outputs_of(path):
             assert output.get('name') != 'stderr' and output.output_type != 'error', output
