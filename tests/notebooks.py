@@ -61,10 +61,10 @@ async def execute(path, delay=0, solutions=False):
     notebook = with_solutions(read(path)) if solutions else read(path)
     # Newer kernels warn of their own port; TensorFlow's need more care, as Servers.ipynb says.
     began = time.monotonic()
-    client = nbclient.NotebookClient(notebook, kernel_name='python3', record_timing=False,
-                                     timeout_func=lambda _: max(1, began + SECONDS - time.monotonic()),
-                                     extra_arguments=['--log-level=ERROR'],
-                                     resources={'metadata': {'path': str(path.parent)}})
+    client = nbclient.NotebookClient(
+        notebook, kernel_name='python3', extra_arguments=['--log-level=ERROR'],
+        timeout_func=lambda _: max(1, began + SECONDS - time.monotonic()),
+        record_timing=False, resources={'metadata': {'path': str(path.parent)}})
     try:
         await client.async_execute()
     except (nbclient.exceptions.CellControlSignal, nbclient.exceptions.DeadKernelError) as error:
