@@ -49,21 +49,26 @@ def anchor(heading):
 
 
 def sections(path):
-    """Returns the cells under each heading of a notebook, those of its subheadings included."""
+    """Returns the text and the executed code under each heading, its subheadings included.
+
+    Returns:
+      Dict by anchor of dicts with the keys 'markdown' and 'code'.
+    """
     found, levels = {}, {}
     for cell in notebooks.read(path).cells:
-        lines = cell.source.splitlines() if cell.cell_type == 'markdown' else []
-        parts = re.split(r'(?m)^(?=#)', '\n'.join(lines)) if lines else [cell]
-        for part in parts:
-            if isinstance(part, str):
-                if part.startswith('#'):
-                    marks, title = part.splitlines()[0].split(' ', 1)
-                    levels = {name: n for name, n in levels.items() if n < len(marks)}
-                    levels[anchor(title)] = len(marks)
-                    found[anchor(title)] = []
-                part = nbformat.v4.new_markdown_cell(part)
+        if cell.cell_type == 'code':
+            pieces = [cell.source] if cell.execution_count else []
+        else:
+            pieces = re.split(r'(?m)^(?=#+ )', cell.source)
+        for piece in pieces:
+            heading = re.match(r'(#+) (.*)', piece)
+            if heading and cell.cell_type == 'markdown':
+                name, level = anchor(heading.group(2)), len(heading.group(1))
+                levels = {outer: n for outer, n in levels.items() if n < level}
+                levels[name] = level
+                found[name] = {'markdown': '', 'code': ''}
             for name in levels:
-                found[name].append(part)
+                found[name][cell.cell_type] += f'{piece}\n'
     return found
 
 
@@ -186,14 +191,13 @@ def test_the_glossary_has_all_classes():
 
 @pytest.mark.parametrize('term, file, place', glossary(), ids=lambda value: value)
 def test_the_glossary_links_to_what_shows_it(term, file, place):
-    cells = sections(notebooks.FOLDER / file)[place]
-    executed = '\n'.join(cell.source for cell in code_of(cells) if cell.execution_count)
-    assert executed, 'a section without a cell shows nothing'
+    section = sections(notebooks.FOLDER / file)[place]
+    assert section['code'], 'a section without an executed cell shows nothing'
     name = term.strip('`')
     if name in CLASSES or term != name:
-        assert re.search(rf'\b{name}\b', executed)
+        assert re.search(rf'\b{name}\b', section['code'])
     else:
-        assert re.split('[ ,]', name)[0].lower() in (text_of(cells) + executed).lower()
+        assert re.split('[ ,]', name)[0].lower() in ''.join(section.values()).lower()
 
 
 def test_the_table_has_all_notebooks():
