@@ -195,7 +195,7 @@ def test_the_glossary_links_to_what_shows_it(term, file, place):
     assert section['code'], 'a section without an executed cell shows nothing'
     name = term.strip('`')
     if name in CLASSES or term != name:
-        assert re.search(rf'\b{name}\b', section['code'])
+        assert re.search(rf'\btf\.train\.{name}\b', section['code'])
     else:
         assert re.split('[ ,]', name)[0].lower() in ''.join(section.values()).lower()
 
