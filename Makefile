@@ -1,4 +1,5 @@
 # make HogWild       run an example: any folder with a run.sh; ARGS="--train_steps=500" passes flags
+# make notebooks     open the notebooks of Basics-Tutorial in Jupyter
 # make test          run the tests; ARGS="-k hogwild" passes arguments to pytest
 # make test-both     the same on both TensorFlows
 # make bench         measure: steps per second, start-up, memory
@@ -21,12 +22,15 @@ PYTHON ?= $(or $(tf1_python),$(tf2_python))
 python := $(abspath $(VENV))/bin/python
 examples := $(patsubst %/run.sh,%,$(wildcard */run.sh))
 
-.PHONY: help $(examples) test test-both bench companions clean
+.PHONY: help $(examples) notebooks test test-both bench companions clean
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
 $(examples): $(VENV)/installed
 	@PYTHON=$(python) bash $@/run.sh $(ARGS)
+
+notebooks: $(VENV)/installed
+	cd Basics-Tutorial && $(python) -m notebook $(ARGS)
 
 test: $(VENV)/installed
 	$(python) -m pytest $(ARGS) tests

@@ -33,7 +33,8 @@ def test_flags(readme):
     known = set(re.findall(r"(?:DEFINE_\w+\(\s*'|add_argument\('--)([\w-]+)'", code))
     named = set(re.findall(r'(?<![\w-])--(?:no(?=use_))?([a-z][\w-]*)', text_of(readme)))
     assert named - known - OTHERS == set()
-    assert len(named & known) > 3
+    if readme.parent == ROOT or (readme.parent / 'run.sh').exists():  # notebooks have no flags
+        assert len(named & known) > 3
 
 
 def test_the_model_of_another_problem(programs, tmp_path):

@@ -1,0 +1,417 @@
+"""What the notebooks need and do not teach: ports, pictures of graphs and traces, processes."""
+
+import collections
+import concurrent.futures
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import random
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import warnings
+
+from matplotlib.patches import Patch
+import matplotlib.pyplot as plt
+import psutil
+
+# Before TensorFlow: no banners, no notices on GPUs that are not there.
+os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
+os.environ['CUDA_VISIBLE_DEVICES'] = ''
+warnings.simplefilter('ignore')
+# While it loads, TensorFlow 2.21 heeds no log level.
+_stderr = os.dup(2)
+with tempfile.TemporaryFile() as held:
+    os.dup2(held.fileno(), 2)
+    try:
+        import tensorflow.compat.v1 as tf
+        tf.config.experimental.list_physical_devices()
+    finally:
+        os.dup2(_stderr, 2)
+        os.close(_stderr)
+tf.logging.set_verbosity(tf.logging.FATAL)
+tf.disable_v2_behavior()
+tf.enable_resource_variables()  # as in all folders; Parameter-Server.ipynb shows why
+
+plt.rcParams.update({'figure.dpi': 80, 'axes.spines.top': False, 'axes.spines.right': False,
+                     'figure.constrained_layout.use': True})
+# One colour for each task, the same in all pictures; readable to the colour-blind.
+_PALETTE = {'ps': ['#0072b2', '#56b4e9'],
+            'worker': ['#d55e00', '#e69f00', '#cc79a7', '#009e73'],
+            'local': ['#666666']}
+
+TERM = r'/job:(\w+)(?:/replica:\d+)?/task:(\d+)'
+# Types of operations that say nothing about a graph.
+BOOKKEEPING = {'Cast', 'Const', 'Fill', 'FloorDiv', 'Identity', 'Maximum', 'NoOp', 'Prod',
+               'Reshape', 'Shape', 'Size', 'Tile', 'VarHandleOp'}
+Node = collections.namedtuple('Node', 'name op task inputs')
+Sent = collections.namedtuple('Sent', 'tensor bytes sender receiver')
+
+
+def free_ports(count):
+    """Returns `count` ports on which nothing listens, below those of outgoing connections."""
+    ports = []
+    for port in random.sample(range(10000, 32768), 1000):
+        with socket.socket() as probe:
+            if probe.connect_ex(('localhost', port)):
+                ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise RuntimeError('no free ports')
+
+
+def start_servers(**tasks):
+    """Starts a cluster of servers in this process, as Servers.ipynb does by hand.
+
+    Args:
+      **tasks: how many tasks each job has, such as `ps=1, worker=2`.
+
+    Returns:
+      A `tf.train.ClusterSpec`, and a dict of `tf.train.Server` by names such as 'worker 0'.
+    """
+    ports = iter(free_ports(sum(tasks.values())))
+    spec = tf.train.ClusterSpec({job: [f'localhost:{next(ports)}' for _ in range(count)]
+                                 for job, count in tasks.items()})
+    config = tf.ConfigProto(intra_op_parallelism_threads=1)
+    return spec, {f'{job} {i}': tf.train.Server(spec, job, i, config=config)
+                  for job, count in tasks.items() for i in range(count)}
+
+
+def at_once(*functions):
+    """Calls functions at the same time, each in a thread; returns a list of what they return."""
+    with concurrent.futures.ThreadPoolExecutor(len(functions)) as pool:
+        return [call.result() for call in [pool.submit(function) for function in functions]]
+
+
+def task_of(device):
+    """Returns the task of a device, such as 'worker 0'; 'local' if its name has none."""
+    found = re.search(TERM, device)
+    return ' '.join(found.groups()) if found else 'local'
+
+
+def colour_of(task):
+    """Returns the colour of a task such as 'worker 0'."""
+    job, _, index = task.partition(' ')
+    colours = _PALETTE.get(job, _PALETTE['local'])
+    return colours[int(index or 0) % len(colours)]
+
+
+# --- Traces -------------------------------------------------------------------
+
+
+def trace(session, fetches):
+    """Runs `fetches` with a full trace.
+
+    TensorFlow now and then closes a trace before the last transfers are noted: the longest of five
+    is returned, so the fetches run five times.
+
+    Returns:
+      A `tf.RunMetadata`.
+    """
+    options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE, output_partition_graphs=True)
+    traces = [tf.RunMetadata() for _ in range(5)]
+    for metadata in traces:
+        session.run(fetches, options=options, run_metadata=metadata)
+    return max(traces, key=lambda metadata: len(sent(metadata)))
+
+
+def sent(metadata):
+    """Returns a list of `Sent`: what travelled between tasks in a traced run, largest first."""
+    units = {'B': 1, 'MB': 2 ** 20}  # from 0.1 MB on they are rounded to 0.1 MB
+    found = []
+    for device in metadata.step_stats.dev_stats:
+        for node in device.node_stats:
+            if node.node_name == 'RecvTensor':
+                size, unit, tensor, sender, receiver = re.match(
+                    r'\[([\d.]+)(\w+)\].* (\S+) from (\S+) to (\S+)', node.timeline_label).groups()
+                if float(size):  # else it only says that something is done
+                    found.append(Sent(re.sub(r'^edge_\d+_', '', tensor), float(size) * units[unit],
+                                      task_of(sender), task_of(receiver)))
+    return sorted(found, key=lambda one: -one.bytes)
+
+
+def nodes_of(metadata):
+    """Returns a list of `Node`: the operations of a traced run, without the sends and receives."""
+    nodes, behind = {}, {}
+    partitions = [node for partition in metadata.partition_graphs for node in partition.node]
+    for node in partitions:
+        if node.op in ('_Send', '_HostSend'):
+            behind[node.attr['tensor_name'].s] = node.input[0]
+    received = {node.name: behind.get(node.attr['tensor_name'].s) for node in partitions
+                if node.op in ('_Recv', '_HostRecv')}
+
+    def producer(name):
+        name = name.lstrip('^').split(':')[0]
+        while name in received:
+            name = (received[name] or '').lstrip('^').split(':')[0]
+        return name
+
+    for node in partitions:
+        if not node.name.startswith('_') and node.op not in ('_Send', '_Recv', '_HostSend',
+                                                             '_HostRecv'):
+            nodes[node.name] = Node(node.name, node.op, task_of(node.device),
+                                    [producer(name) for name in node.input])
+    return [node._replace(inputs=[name for name in node.inputs if name in nodes])
+            for node in nodes.values()]
+
+
+# --- Pictures -----------------------------------------------------------------
+
+
+def draw_graph(nodes, hide=BOOKKEEPING, title='', axes=None):
+    """Draws operations in one column for each task, inputs above; bold arrows cross the network.
+
+    Args:
+      nodes: list of `Node`, from `nodes_of`.
+      hide: types of operations to leave out; arrows go past them.
+      title: string.
+      axes: `matplotlib.axes.Axes` to draw on; by default a figure of its own.
+    """
+    by_name = {node.name: node for node in nodes}
+
+    def visible_inputs(node):
+        for name in node.inputs:
+            if by_name[name].op in hide:
+                yield from visible_inputs(by_name[name])
+            else:
+                yield name
+
+    shown = {node.name: node for node in nodes if node.op not in hide}
+    inputs = {name: sorted(set(visible_inputs(node))) for name, node in shown.items()}
+    depths = {}
+
+    def depth(name):
+        if name not in depths:
+            depths[name] = 1 + max(map(depth, inputs[name]), default=-1)
+        return depths[name]
+
+    rows = collections.defaultdict(list)  # by task and depth
+    for name in sorted(shown, key=depth):
+        rows[shown[name].task, depth(name)].append(name)
+    tasks = sorted({node.task for node in shown.values()})
+    widths = {task: max(len(row) for (of, _), row in rows.items() if of == task) for task in tasks}
+    left, place = {}, {}
+    for task in tasks:
+        left[task] = sum(widths[before] + 0.4 for before in left)
+        for (of, level), row in rows.items():
+            for i, name in enumerate(row if of == task else ()):
+                place[name] = left[task] + (i + 0.5) * widths[task] / len(row), -level
+    total = sum(widths.values()) + 0.4 * (len(tasks) - 1)
+    if axes is None:
+        _, axes = plt.subplots(figsize=(min(2.1 * total, 12), 0.75 * (max(depths.values()) + 2)))
+    for task in tasks:
+        axes.axvspan(left[task] - 0.1, left[task] + widths[task] + 0.1, color=colour_of(task),
+                     alpha=0.12, lw=0)
+        axes.text(left[task] + widths[task] / 2, 0.75, task, ha='center', weight='bold',
+                  color=colour_of(task))
+    axes.set(xlim=(-0.2, total + 0.2), ylim=(-max(depths.values()) - 0.6, 1.2), title=title)
+    axes.axis('off')
+    boxes = {name: _box(axes, place[name], f'{name.split("/")[-1]}\n{node.op}',
+                        colour_of(node.task), 7.5) for name, node in shown.items()}
+    arrows = []
+    for name, node in shown.items():
+        for source in inputs[name]:
+            crosses = shown[source].task != node.task
+            arrows.append((boxes[source], boxes[name],
+                           {'color': colour_of(shown[source].task), 'lw': 2.2} if crosses else {}))
+    _arrows(axes, arrows)
+
+
+def _box(axes, place, text, colour, size=9, **kwargs):
+    """Draws a box with a text in it; returns it."""
+    return axes.text(*place, text, ha='center', va='center', color='white', fontsize=size,
+                     zorder=3, linespacing=1.1,
+                     bbox={'boxstyle': 'round', 'fc': colour, 'ec': 'none'}, **kwargs)
+
+
+def _arrows(axes, arrows):
+    """Draws arrows from box to box, given as (from, to, style)."""
+    axes.figure.canvas.draw()  # only now it is known where the boxes end
+    for source, target, style in arrows:
+        # Drawn after the boxes, whose ends a change of the layout moves.
+        axes.annotate('', target.get_position(), source.get_position(), zorder=4, arrowprops={
+            'arrowstyle': '-|>', 'patchA': source.get_bbox_patch(), 'shrinkA': 0, 'shrinkB': 1,
+            'patchB': target.get_bbox_patch(), 'color': '#888888', 'lw': 0.8, **style})
+
+
+def draw_timeline(metadata, at_least_ms=0.05):
+    """Draws when each operation of a traced run was at work, on which task.
+
+    Args:
+      metadata: `tf.RunMetadata`, from `trace`.
+      at_least_ms: float, shorter operations are left out.
+    """
+    bars = []
+    for device in metadata.step_stats.dev_stats:
+        if not device.device.startswith('/job:'):
+            continue  # a second account of the same
+        for node in device.node_stats:
+            begin, length = node.all_start_micros / 1e3, node.all_end_rel_micros / 1e3
+            label, task, hatch = node.node_name.split(':')[0], task_of(device.device), None
+            if label == 'RecvTensor':
+                receiver = re.search(r'to (\S+)$', node.timeline_label)
+                task, hatch, label = task_of(receiver.group(1)), '////', ''
+            if length >= at_least_ms and not label.startswith('_'):
+                bars.append((task, begin, length, label, hatch))
+    origin = min(begin for _, begin, *_ in bars)
+    whole = max(begin + length for _, begin, length, *_ in bars) - origin
+    tasks = sorted({bar[0] for bar in bars}, reverse=True)
+    _, axes = plt.subplots(figsize=(9, 0.8 * len(tasks) + 1))
+    for task, begin, length, label, hatch in sorted(bars):
+        row = tasks.index(task)
+        axes.broken_barh([(begin - origin, length)],
+                         (row - 0.42, 0.3) if hatch else (row - 0.1, 0.5),
+                         facecolor='white' if hatch else colour_of(task), hatch=hatch,
+                         edgecolor=colour_of(task) if hatch else 'white')
+        if length > whole / 12:
+            axes.text(begin - origin + length / 2, row + 0.15, label, ha='center', va='center',
+                      fontsize=8, color='white')
+    axes.set(yticks=range(len(tasks)), yticklabels=tasks, xlabel='milliseconds since the first')
+    axes.legend(handles=[Patch(fc='#666666', label='computes'),
+                         Patch(fc='white', ec='#666666', hatch='////', label='receives')],
+                ncol=2, loc='lower left', bbox_to_anchor=(0, 1), frameon=False)
+
+
+def draw_cluster(spec, client):
+    """Draws a cluster, and a client with a session on one of its tasks.
+
+    Args:
+      spec: `tf.train.ClusterSpec`.
+      client: the task that it connects to, such as 'worker 0'.
+    """
+    tasks = [f'{job} {i}' for job in sorted(spec.jobs) for i in range(spec.num_tasks(job))]
+    _, axes = plt.subplots(figsize=(9, 3.4))
+
+    axes.set(xlim=(-0.6, len(tasks) - 0.4), ylim=(-0.5, 3.9))
+    axes.axis('off')
+    masters, workers = [], []
+    for i, task in enumerate(tasks):
+        job, index = task.split()
+        axes.axvspan(i - 0.44, i + 0.44, ymax=0.72, color=colour_of(task), alpha=0.12, lw=0)
+        axes.text(i, 0, f'server of {task}\n{spec.task_address(job, int(index))}', ha='center',
+                  va='center', weight='bold', color=colour_of(task), fontsize=9)
+        workers.append(_box(axes, (i, 1), 'worker service', colour_of(task)))
+        masters.append(_box(axes, (i, 2), 'master service', colour_of(task),
+                            alpha=1 if task == client else 0.35))
+    chosen = tasks.index(client)
+    program = _box(axes, (chosen, 3.4), 'client: your program, tf.Session', '#444444')
+    axes.text(chosen + 0.04, 2.85, 'graph, feeds; fetches', fontsize=8.5)
+    dark = {'color': '#444444', 'lw': 1.2}
+    _arrows(axes, [(program, masters[chosen], dark)]
+            + [(masters[chosen], worker, dark) for worker in workers]
+            + [(one, other, {'arrowstyle': '<|-|>', **dark})
+               for one, other in zip(workers, workers[1:])])
+
+
+# --- A server in a process of its own ----------------------------------------
+
+_SERVER = """
+import sys
+sys.path.insert(0, {folder!r})
+from basics import tf
+tf.train.Server({cluster!r}, {job!r}, {index})
+sys.stdin.read()  # ends with the notebook, which holds the other end
+"""
+
+
+@contextlib.contextmanager
+def server_process(spec, job, index):
+    """Runs a server in a process of its own, which can be killed; ends it after the block.
+
+    Args:
+      spec: `tf.train.ClusterSpec`.
+      job: string.
+      index: int.
+
+    Yields:
+      A `subprocess.Popen`.
+    """
+    code = _SERVER.format(folder=os.path.dirname(os.path.abspath(__file__)), cluster=spec.as_dict(),
+                          job=job, index=index)
+    process = subprocess.Popen([sys.executable, '-c', code], stdin=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+
+
+def show_log(hide, skip='^$'):
+    """Prints the beginning of what TensorFlow logs, such as the lines of hooks.
+
+    Args:
+      hide: string, left out of the lines: the name of a directory.
+      skip: regular expression; lines in which it is found are not printed.
+    """
+
+    class Printer(logging.Handler):
+        def emit(self, record):
+            text = record.getMessage().replace(hide, '')
+            # Warnings are of what a version deprecates, and not of the user's doing.
+            if record.levelno == logging.INFO and not re.search(skip, text):
+                print('log:', textwrap.shorten(text, 130))
+
+    logger = logging.getLogger('tensorflow')
+    logger.handlers, logger.propagate = [Printer()], False
+    tf.logging.set_verbosity(tf.logging.INFO)
+
+
+# --- Notebooks that are one cluster -------------------------------------------
+
+
+def meet(job, index, path='cluster.json'):
+    """Agrees with other notebooks of this folder on the addresses of a cluster.
+
+    The first one to come writes them into a file, the others find them there. What an earlier run
+    left there is replaced: a file in which this task stands already, or a process that has ended.
+
+    Args:
+      job: string, 'ps' or 'worker'.
+      index: int.
+      path: string, the file.
+
+    Returns:
+      A `tf.train.ClusterSpec` of one ps and two workers.
+    """
+    me = f'{job} {index}'
+    with open(path, 'a+', encoding='utf-8') as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
+        file.seek(0)
+        found = json.loads(file.read() or '{}')
+        here = found.get('processes', {})
+        if not here or me in here or not all(map(psutil.pid_exists, here.values())):
+            ps, *workers = [f'localhost:{port}' for port in free_ports(3)]
+            found, here = {'cluster': {'ps': [ps], 'worker': workers}}, {}
+        found['processes'] = dict(here, **{me: os.getpid()})
+        file.seek(0)
+        file.truncate()
+        json.dump(found, file, indent=2)
+    return tf.train.ClusterSpec(found['cluster'])
+
+
+def wait_for(address, hint, patience_secs=600):
+    """Waits until something listens at `address`, a host:port; meanwhile prints `hint`, once.
+
+    Raises:
+      TimeoutError: after `patience_secs`.
+    """
+    host, port = address.split(':')
+    deadline = time.monotonic() + patience_secs
+    told = False
+    while True:
+        with socket.socket() as probe:
+            if not probe.connect_ex((host, int(port))):
+                return
+        if time.monotonic() > deadline:
+            raise TimeoutError(f'nothing listens at {address}: {hint}')
+        if not told:
+            print(hint)
+            told = True
+        time.sleep(0.2)
