@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs this folder's programs on this machine until they end: parameter servers and workers, each a
-# process of its own.
+# process of its own. Prepares the data before, and starts an evaluator, where the folder has one.
 #
 #     bash run.sh                               with the defaults
 #     WORKERS=4 PS=2 bash run.sh --train_steps=5000    more processes; flags go to the workers
@@ -26,6 +26,9 @@ if ! command -v "$PYTHON" >/dev/null; then
 fi
 if [ ! -f "$here/worker.py" ]; then
   exec "$PYTHON" "$here/train.py" "$@"
+fi
+if [ -f "$here/prepare_data.py" ]; then
+  "$PYTHON" "$here/prepare_data.py" "$@" || exit
 fi
 for name in PS WORKERS PORT; do
   value=${!name:-1}
@@ -101,6 +104,9 @@ done
 for ((i = 0; i < WORKERS; i++)); do
   start worker "$i" "$@"
 done
+if [ -f "$here/evaluator.py" ]; then
+  CUDA_VISIBLE_DEVICES='' start evaluator 0 "$@"
+fi
 
 # Wait for whichever ends next (bash 3.2 has no `wait -n`).
 while [ "${#pids[@]}" -gt 0 ]; do

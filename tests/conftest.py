@@ -16,21 +16,44 @@ import tensorflow.compat.v1 as tf  # noqa: E402
 
 
 def load_program(folder, name='worker'):
-    """Imports a folder's program as a module, with its flags in place of the last one's."""
+    """Imports a folder's program as a module, with its flags in place of the last one's.
+
+    Files of the folder that Distributed-Setup has not, or has with other content, are imported from
+    the folder, and forgotten: the tests' own `import model` is that of Distributed-Setup.
+    """
     for flag in load_program.flags:
         delattr(flags.FLAGS, flag)
-    load_program.flags = set()  # also if the import fails
-    before = set(flags.FLAGS)
-    for flag in before:
-        flags.FLAGS[flag].allow_override = True  # train.py and cluster.py share the name of one
+    for flag, original in load_program.replaced.items():
+        flags.FLAGS[flag] = original
+    load_program.flags, load_program.replaced = set(), {}  # also if the import fails
+    before = {flag: flags.FLAGS[flag] for flag in flags.FLAGS}
+    for flag in before.values():
+        flag.allow_override = True  # files of different folders share the names of some
+    own = {path.stem for path in (ROOT / folder).glob('*.py') if not _is_master(path)}
+    hidden = {module: sys.modules.pop(module) for module in own if module in sys.modules}
+    sys.path.insert(0, str(ROOT / folder))
     spec = importlib.util.spec_from_file_location(f'{folder}-{name}', ROOT / folder / f'{name}.py')
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    load_program.flags = set(flags.FLAGS) - before
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(ROOT / folder))
+        for name in own:
+            sys.modules.pop(name, None)
+        sys.modules.update(hidden)
+        load_program.flags = set(flags.FLAGS) - set(before)
+        load_program.replaced = {name: flag for name, flag in before.items()
+                                 if flags.FLAGS[name] is not flag}
     return module
 
 
-load_program.flags = set()
+load_program.flags, load_program.replaced = set(), {}
+
+
+def _is_master(path):
+    """Returns whether Distributed-Setup has the same file."""
+    master = ROOT / 'Distributed-Setup' / path.name
+    return master.exists() and master.read_bytes() == path.read_bytes()
 
 
 class Cluster:

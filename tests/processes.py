@@ -35,7 +35,11 @@ DID = re.compile(NAME + rf': did (?P<local_steps>\d+) local steps(?:, {_FIGURE})
 TEST = re.compile(NAME + r': test accuracy (?P<accuracy>[01]\.\d{3}) after (?P<step>\d+) steps, '
                   r'\d+\.\d s')
 WAITS = re.compile(NAME + r': ps \d+ at \S+ does not answer \(.+\); waiting')
-GOOD_LINES = BEGINS, RESUMES, STEP, DID, TEST, WAITS
+PREPARED = re.compile(r'prepare_data: \d+ examples in \d+ files, and \d+ to test on, are in .+')
+EVALUATED = re.compile(r'evaluator: checkpoint at step (?P<step>\d+), loss (?P<loss>\d+\.\d{3}), '
+                       r'accuracy (?P<accuracy>[01]\.\d{3})')
+EXPORTED = re.compile(r'evaluator: exported to (?P<path>.+/export/(?P<step>\d+))')
+GOOD_LINES = BEGINS, RESUMES, STEP, DID, TEST, WAITS, PREPARED, EVALUATED, EXPORTED
 
 
 def free_ports(count):
