@@ -194,7 +194,7 @@ def toy(cluster, request):
     workers = []
 
     def make(folder, ms=(0, 0), start=(8.,), num_ps=1, loss_scale=1, **hparams):
-        container = f'{request.node.name}-{len(workers)}'
+        container = re.sub(r'[^A-Za-z0-9]', '.', f'{request.node.name}-{len(workers)}')
         hparams.setdefault('learning_rate', 0.5)
         made = [ToyWorker(cluster, folder, i, container, start, m, num_ps, len(ms), loss_scale,
                           hparams)
