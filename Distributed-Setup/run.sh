@@ -12,6 +12,9 @@
 set -u
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+alone=  # a program that runs without a cluster, instead of all tasks
+gpus=()  # the GPU that each worker sees; with none here, all see all
+[ -f "$here/worker.py" ] || alone=train.py
 # shellcheck source=/dev/null
 [ -f "$here/run.defaults" ] && . "$here/run.defaults"
 PS=${PS:-1}
@@ -24,8 +27,8 @@ if ! command -v "$PYTHON" >/dev/null; then
   echo "run.sh: there is no $PYTHON; make .venv beside the folder, or set PYTHON=" >&2
   exit 1
 fi
-if [ ! -f "$here/worker.py" ]; then
-  exec "$PYTHON" "$here/train.py" "$@"
+if [ -n "$alone" ]; then
+  exec "$PYTHON" "$here/$alone" "$@"
 fi
 if [ -f "$here/prepare_data.py" ]; then
   "$PYTHON" "$here/prepare_data.py" "$@" || exit
@@ -102,7 +105,11 @@ for ((i = 0; i < PS; i++)); do
   CUDA_VISIBLE_DEVICES='' start ps "$i"  # the GPUs are for the workers
 done
 for ((i = 0; i < WORKERS; i++)); do
-  start worker "$i" "$@"
+  if [ "${#gpus[@]}" -gt 0 ]; then
+    CUDA_VISIBLE_DEVICES=${gpus[i]} start worker "$i" "$@"
+  else
+    start worker "$i" "$@"
+  fi
 done
 if [ -f "$here/evaluator.py" ]; then
   CUDA_VISIBLE_DEVICES='' start evaluator 0 "$@"
