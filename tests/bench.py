@@ -166,6 +166,20 @@ def together(folder, workers, local_steps, window=1):
     return rates if workers > 1 else {RATE: rates[RATE]}
 
 
+def two_devices(folder, mode, steps):
+    """Measures a process with two devices against one with one.
+
+    Args:
+      folder: string.
+      mode: string, for the MODE of its run.sh.
+      steps: dict of ints, the train_steps by the number of devices.
+    """
+    rates = {count: Run(folder, f'--train_steps={steps[count]}', f'--num_gpus={count}',
+                        MODE=mode).rates()[RATE] for count in (1, 2)}
+    return {'one, batches/s': rates[1], 'two, batches/s': rates[2],
+            'two, in what one does': rates[2] / rates[1]}
+
+
 def with_its_input(folder, workers, steps):
     """Measures training, and in a process of its own the input of one worker without training."""
     rates = together(folder, workers, steps)
@@ -211,6 +225,9 @@ CASES = {
     'HogWild, 2 workers': functools.partial(together, 'HogWild', 2, 4000),
     'HogWild, 4 workers': functools.partial(together, 'HogWild', 4, 3500),
     **windows('AGN'),
+    **{f'Multiple-GPUs-Single-Machine, {mode}': functools.partial(
+        two_devices, 'Multiple-GPUs-Single-Machine', mode, steps)
+       for mode, steps in (('towers', {1: 6000, 2: 3000}), ('threads', {1: 6000, 2: 6000}))},
     'Distributed-MNIST': functools.partial(with_its_input, 'Distributed-MNIST', 2, 2000),
 }
 
@@ -221,6 +238,8 @@ TARGETS = {
     'HogWild, seconds to the first step': '<= 5',
     'HogWild, seconds to the exit': '<= 12',
     'HogWild, test accuracy': '>= 0.95',
+    'Multiple-GPUs-Single-Machine, towers, two, in what one does': '>= 1.0',
+    'Multiple-GPUs-Single-Machine, threads, two, in what one does': '>= 1.3',
     'Distributed-MNIST, input alone, in what all workers consume': '>= 5',
 }
 
