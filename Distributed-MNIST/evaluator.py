@@ -19,21 +19,7 @@ import worker  # noqa: F401  (its flags: run.sh gives all programs the same ones
 FLAGS = flags.FLAGS
 
 
-def restore(session, checkpoint):
-    """Restores all variables of the current graph; returns the global step of the checkpoint.
-
-    Raises:
-      SystemExit: if it cannot be read, or is of another model.
-    """
-    try:
-        tf.train.Saver().restore(session, checkpoint)
-        return int(tf.train.load_variable(checkpoint, tf.GraphKeys.GLOBAL_STEP))
-    except (tf.errors.OpError, ValueError) as error:
-        sys.exit(f'evaluator: the checkpoint {checkpoint} cannot be restored, it is damaged or of '
-                 f'another model ({str(error).splitlines()[0][:200]}).')
-
-
-def export(checkpoint, export_dir):
+def export(checkpoint, step, export_dir):
     """Exports a checkpoint as a SavedModel: from `images` to `classes` and `probabilities`.
 
     The graph is made anew. That of a worker would not do: its operations are bound to the devices
@@ -41,20 +27,24 @@ def export(checkpoint, export_dir):
 
     Args:
       checkpoint: string, as `tf.train.Saver` takes it.
-      export_dir: string; the model comes into a directory below, with the global step as its name.
+      step: int, its global step.
+      export_dir: string; the model comes into a directory below, with the step as its name.
         TensorFlow Serving takes the highest.
 
     Returns:
       String, that directory.
+
+    Raises:
+      SystemExit: if the checkpoint cannot be restored.
     """
     with tf.Graph().as_default(), tf.Session() as session:
         images = tf.placeholder(tf.float32, [None, model.read_index()['pixels']], 'images')
         scores = model.logits(images)
         outputs = {'classes': tf.argmax(scores, axis=1), 'probabilities': tf.nn.softmax(scores)}
-        step = restore(session, checkpoint)
+        console.Saver(None).restore(session, checkpoint)
         directory = os.path.join(export_dir, str(step))
         if not os.path.isdir(directory):
-            part = os.path.join(export_dir, f'part-{step}-{os.getpid()}')
+            part = f'{directory}.{os.getpid()}'
             tf.saved_model.simple_save(session, part, {'images': images}, outputs)
             os.rename(part, directory)  # so it is there as a whole or not at all
     return directory
@@ -63,7 +53,9 @@ def export(checkpoint, export_dir):
 def main(_):
     if not FLAGS.model_dir:
         sys.exit('evaluator: give the --model_dir of a run.')
+    global_step = tf.train.get_or_create_global_step()
     loss, accuracy = model.loss_and_accuracy(*model.test_set())
+    saver = console.Saver(None)
     writer = tf.summary.FileWriter(os.path.join(FLAGS.model_dir, 'evaluator'))
     config = tf.ConfigProto(intra_op_parallelism_threads=FLAGS.num_threads,
                             inter_op_parallelism_threads=FLAGS.num_threads)
@@ -71,15 +63,16 @@ def main(_):
         session.run(tf.tables_initializer())  # this is the iterator of the test set
         for checkpoint in tf.train.checkpoints_iterator(FLAGS.model_dir,
                                                         timeout=FLAGS.patience_secs):
-            step = restore(session, checkpoint)
-            figures = dict(zip(('loss', 'test_accuracy'), session.run([loss, accuracy])))
+            saver.restore(session, checkpoint)
+            step, *values = session.run([global_step, loss, accuracy])
+            figures = dict(zip(('loss', 'test_accuracy'), values))
             writer.add_summary(tf.Summary(value=[tf.Summary.Value(tag=tag, simple_value=value)
                                                  for tag, value in figures.items()]), step)
             writer.flush()
             print('evaluator: checkpoint at step {}, loss {loss:.3f}, accuracy {test_accuracy:.3f}'
                   .format(step, **figures), flush=True)
             if step >= FLAGS.train_steps:
-                directory = export(checkpoint, os.path.join(FLAGS.model_dir, 'export'))
+                directory = export(checkpoint, step, os.path.join(FLAGS.model_dir, 'export'))
                 print(f'evaluator: exported to {directory}', flush=True)
                 return
     sys.exit(f'evaluator: no new checkpoint in {FLAGS.model_dir} for {FLAGS.patience_secs:g} s. Is '

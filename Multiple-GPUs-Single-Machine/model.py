@@ -8,6 +8,7 @@ import os
 import sys
 import tarfile
 import urllib.request
+import zlib
 
 from absl import flags
 import numpy as np
@@ -57,7 +58,7 @@ def _cifar10():
             sys.exit(f'--dataset=cifar10: there is no {path}, and downloading {_CIFAR_URL} failed '
                      f'({error}). Put the file there, or name its directory with --data_dir.')
     try:
-        with tarfile.open(path) as archive:
+        with tarfile.open(path, 'r:gz') as archive:
             train, test = [], []
             for member in archive:
                 name = os.path.basename(member.name)
@@ -66,7 +67,7 @@ def _cifar10():
                     part = test if name.startswith('test') else train
                     part.append(records.reshape(-1, _CIFAR_RECORD))
             train, test = np.concatenate(train), np.concatenate(test)
-    except (OSError, ValueError, EOFError, tarfile.TarError) as error:
+    except (OSError, ValueError, EOFError, tarfile.TarError, zlib.error) as error:
         sys.exit(f'--dataset=cifar10: {path} is not a whole cifar-10-binary.tar.gz ({error}). '
                  'Delete it.')
 
@@ -161,9 +162,15 @@ def loss_and_accuracy(images, labels):
 
 def _weights(shape):
     """Returns the values of a layer's weights, of a shape, and of its biases."""
-    weights = tf.get_variable('weights', shape, initializer=tf.glorot_uniform_initializer())
-    biases = tf.get_variable('biases', shape[-1:], initializer=tf.zeros_initializer())
-    weights = weights.read_value()  # used twice, but travels once
+    weights = _read(tf.get_variable('weights', shape,
+                                    initializer=tf.glorot_uniform_initializer()))
+    biases = _read(tf.get_variable('biases', shape[-1:], initializer=tf.zeros_initializer()))
     tf.add_to_collection(tf.GraphKeys.REGULARIZATION_LOSSES,
                          FLAGS.weight_decay * tf.nn.l2_loss(weights))
-    return weights, biases.read_value()
+    return weights, biases
+
+
+def _read(variable):
+    """Reads a variable once, where it is, however often the value is used in a tower."""
+    with tf.device(variable.device):
+        return variable.read_value()

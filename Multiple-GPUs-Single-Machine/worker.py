@@ -24,8 +24,9 @@ def placement(cluster_spec, worker_device):
 
     That is, to put the variables on the ps in turn, and all else on the device.
     """
-    return lambda device: tf.train.replica_device_setter(cluster=cluster_spec,
-                                                         worker_device=worker_device + device)
+    return lambda device: tf.train.replica_device_setter(
+        cluster=cluster_spec, ps_device='/job:ps/device:CPU:0',
+        worker_device=worker_device + device)
 
 
 def train(_):

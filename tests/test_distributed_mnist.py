@@ -369,6 +369,27 @@ def test_synchronous_by_one_command_for_all(programs, records, tmp_path):
     predict.fails(r'^--images=images.npy cannot be used: its shape is \(64, 2\), not \[images, 6')
 
 
+@pytest.mark.parametrize('program', ['evaluator'], indirect=True)
+@pytest.mark.parametrize('damage, complaint', [
+    (lambda path: os.truncate(path, 50), 'cannot be restored, it is damaged'),
+    (os.remove, 'cannot be restored, it is damaged'),
+    (lambda path: None, r'of another model \(.*hidden_0/biases'),
+])
+def test_a_checkpoint_that_is_of_no_use(program, records, tmp_path, damage, complaint):
+    """Of another model, and then also damaged."""
+    FLAGS.model_dir, FLAGS.records_dir = str(tmp_path), records.partition('=')[2]
+    with tf.Graph().as_default(), tf.Session() as session:
+        tf.train.create_global_step()
+        for name in 'hidden_0/weights', 'hidden_0/biases', 'logits/weights', 'logits/biases':
+            tf.get_variable(name, [3, 3])
+        session.run(tf.global_variables_initializer())
+        path = tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'), global_step=7)
+    damage(path + '.data-00000-of-00001')
+    with pytest.raises(SystemExit, match=complaint) as error:
+        program.main([''])
+    assert '\n' not in str(error.value)
+
+
 def python(program='task'):
     """Returns the command that starts a program of the folder."""
     return [sys.executable, ROOT / FOLDER / f'{program}.py']
