@@ -112,8 +112,9 @@ def mean_gradients(towers):
 
 def decayed_learning_rate(hparams, global_step):
     """Returns learning_rate * decay_rate ** (global_step / decay_steps), a float32 scalar."""
-    return tf.train.exponential_decay(hparams.learning_rate, global_step, hparams.decay_steps,
-                                      hparams.decay_rate)
+    with tf.device(global_step.device):
+        return tf.train.exponential_decay(hparams.learning_rate, global_step.read_value(),
+                                          hparams.decay_steps, hparams.decay_rate)
 
 
 def make_step(towers, global_step, hparams):

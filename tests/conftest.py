@@ -14,6 +14,9 @@ import console  # noqa: E402, F401  (before TensorFlow)
 from absl import flags  # noqa: E402
 import tensorflow.compat.v1 as tf  # noqa: E402
 
+for companion in 'cluster', 'model':  # their flags stay, whichever program comes and goes
+    importlib.import_module(companion)
+
 
 def load_program(folder, name='worker'):
     """Imports a folder's program as a module, with its flags in place of the last one's.
