@@ -43,7 +43,7 @@ class Barrier(tf.train.SessionRunHook):
     Attributes:
       push: op that adds this worker's gradients, and then takes a token.
       step: integer scalar tensor, the global step after that.
-      dropped: float32 scalar tensor, 1 if the gradients came too late, else 0.
+      dropped: float32 scalar tensor, 1 if the first gradient came too late, else 0.
       aggregate: the chief's part in one step: integer scalar tensor, the global step after it.
     """
 
@@ -67,11 +67,16 @@ class Barrier(tf.train.SessionRunHook):
         self._chief = None  # the thread that does its part
         sync = tf.train.SyncReplicasOptimizer(
             optimizer, pushes_per_step(hparams, num_workers), num_workers)
-        with tf.device(global_step.device), tf.control_dependencies(gradients):
-            step_at_push = global_step.read_value()
-        # The local step is a variable: replica_device_setter would have one on the ps for all.
-        with tf.device(f'/job:worker/task:{task_index}'):
+        with tf.device(variables[0].device):
+            arrived = tf.identity(gradients[0])
+            with tf.device(global_step.device), tf.control_dependencies([arrived]):
+                step_at_push = global_step.read_value()
             with tf.control_dependencies([step_at_push]):
+                gradients = [tf.identity(arrived), *gradients[1:]]
+        # The local step lives on the ps, where all that reads and writes it is; by the name of this
+        # worker, or all would share one.
+        with tf.device(global_step.device):
+            with tf.name_scope(f'worker_{task_index}'):
                 self.push = sync.apply_gradients(zip(gradients, variables), global_step)
             stamp = next(op.inputs[1] for op in tf.get_default_graph().get_operations()
                          if op.type.endswith('AccumulatorApplyGradient'))
@@ -106,8 +111,9 @@ class Barrier(tf.train.SessionRunHook):
         try:
             with cluster.failures_of_ps():
                 step = session.run(self._global_step)
+                aggregate = session.make_callable(self.aggregate)
                 while step < self._train_steps:
-                    step = session.run(self.aggregate)
+                    step = aggregate()
         except (tf.errors.AbortedError, tf.errors.UnavailableError, RuntimeError):
             pass  # a ps died, or the session was closed: with a new one comes a new thread
 
