@@ -53,12 +53,14 @@ def export(checkpoint, step, export_dir):
 def main(_):
     if not FLAGS.model_dir:
         sys.exit('evaluator: give the --model_dir of a run.')
+    console.check_model_dir(FLAGS.model_dir)
     global_step = tf.train.get_or_create_global_step()
     loss, accuracy = model.loss_and_accuracy(*model.test_set())
     saver = console.Saver(None)
     writer = tf.summary.FileWriter(os.path.join(FLAGS.model_dir, 'evaluator'))
     config = tf.ConfigProto(intra_op_parallelism_threads=FLAGS.num_threads,
-                            inter_op_parallelism_threads=FLAGS.num_threads)
+                            inter_op_parallelism_threads=FLAGS.num_threads,
+                            gpu_options=tf.GPUOptions(allow_growth=True))
     with tf.Session(config=config) as session:
         session.run(tf.tables_initializer())  # this is the iterator of the test set
         for checkpoint in tf.train.checkpoints_iterator(FLAGS.model_dir,

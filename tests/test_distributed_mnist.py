@@ -398,6 +398,7 @@ def python(program='task'):
 @pytest.mark.parametrize('program, arguments, complaint', [
     ('evaluator', [], '^evaluator: give the --model_dir of a run'),
     ('evaluator', ['--model_dir=none', '--patience_secs=1'], 'no new checkpoint in none for 1 s'),
+    ('evaluator', ['--model_dir=/proc/below'], '^--model_dir=/proc/below cannot be made'),
     ('predict', ['--images=x.npy'], '^--model_dir=None: nothing is exported there'),
     ('predict', ['--model_dir=model'], '^predict: give the --images'),
     ('task', [], '^task: give --job_name, or a task in TF_CONFIG'),
