@@ -25,7 +25,7 @@ import psutil
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TIME_LIMIT = 120  # seconds for one run
-FOREIGN = {'PS', 'WORKERS', 'PORT'}  # a shell may have set these, and run.sh reads them
+FOREIGN = {'PS', 'WORKERS', 'PORT', 'MODE'}  # a shell may have set these, and run.sh reads them
 DID = re.compile(r'[\w ]+: did (\d+) local steps, .*?(\d+) steps/s')
 RATE = 'steps/s in all'
 BARE = 'bare limit, ' + RATE
@@ -166,6 +166,49 @@ def together(folder, workers, local_steps, window=1):
     return rates if workers > 1 else {RATE: rates[RATE]}
 
 
+def two_devices(folder, mode, steps):
+    """Measures a process with two devices against one with one.
+
+    Args:
+      folder: string.
+      mode: string, for the MODE of its run.sh.
+      steps: dict of ints, the train_steps by the number of devices.
+    """
+    rates = {count: Run(folder, f'--train_steps={steps[count]}', f'--num_gpus={count}',
+                        MODE=mode).rates()[RATE] for count in (1, 2)}
+    return {'one, batches/s': rates[1], 'two, batches/s': rates[2],
+            'two, in what one does': rates[2] / rates[1]}
+
+
+def with_its_input(folder, workers, steps):
+    """Measures training, and in a process of its own the input of one worker without training."""
+    rates = together(folder, workers, steps)
+    with multiprocessing.get_context('spawn').Pool(1) as pool:
+        alone = pool.apply_async(_input_alone, (folder, 5000)).get(TIME_LIMIT)
+    return {**rates, 'batches/s of the input alone': alone,
+            'input alone, in what all workers consume': alone / rates[RATE]}
+
+
+def _input_alone(folder, batches):
+    """Returns the batches/s of a folder's input, as a worker of two has it."""
+    sys.path.insert(0, str(ROOT / folder))
+    import console  # noqa: F401  (before TensorFlow)
+    import model
+    import tensorflow.compat.v1 as tf
+    import worker
+    worker.FLAGS(['input_alone'])
+    batch, = model.train_batches(worker.FLAGS.batch_size, 1, shard=0, num_shards=2)
+    config = tf.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
+    with tf.Session(config=config) as session:
+        session.run(tf.tables_initializer())
+        run = session.make_callable([tensor.op for tensor in batch])
+        run()
+        began = time.monotonic()
+        for _ in range(batches):
+            run()
+        return batches / (time.monotonic() - began)
+
+
 def windows(folder):
     """Returns cases for a folder whose workers train in windows of local steps."""
     return {f'{folder}, window {window}, {workers} worker{"s" * (workers > 1)}':
@@ -182,6 +225,10 @@ CASES = {
     'HogWild, 2 workers': functools.partial(together, 'HogWild', 2, 4000),
     'HogWild, 4 workers': functools.partial(together, 'HogWild', 4, 3500),
     **windows('AGN'),
+    **{f'Multiple-GPUs-Single-Machine, {mode}': functools.partial(
+        two_devices, 'Multiple-GPUs-Single-Machine', mode, steps)
+       for mode, steps in (('towers', {1: 6000, 2: 3000}), ('threads', {1: 6000, 2: 6000}))},
+    'Distributed-MNIST': functools.partial(with_its_input, 'Distributed-MNIST', 2, 2000),
 }
 
 # What is to be reached, and whether from above ('<=') or from below.
@@ -191,6 +238,9 @@ TARGETS = {
     'HogWild, seconds to the first step': '<= 5',
     'HogWild, seconds to the exit': '<= 12',
     'HogWild, test accuracy': '>= 0.95',
+    'Multiple-GPUs-Single-Machine, towers, two, in what one does': '>= 1.0',
+    'Multiple-GPUs-Single-Machine, threads, two, in what one does': '>= 1.3',
+    'Distributed-MNIST, input alone, in what all workers consume': '>= 5',
 }
 
 

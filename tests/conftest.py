@@ -14,34 +14,49 @@ import console  # noqa: E402, F401  (before TensorFlow)
 from absl import flags  # noqa: E402
 import tensorflow.compat.v1 as tf  # noqa: E402
 
+for companion in 'cluster', 'model':  # their flags stay, whichever program comes and goes
+    importlib.import_module(companion)
+
 
 def load_program(folder, name='worker'):
     """Imports a folder's program as a module, with its flags in place of the last one's.
 
-    It finds what all folders share in the master folder, and the rest beside itself.
+    Files of the folder that Distributed-Setup has not, or has with other content, are imported from
+    the folder, and forgotten: the tests' own `import model` is that of Distributed-Setup.
     """
     for flag in load_program.flags:
         delattr(flags.FLAGS, flag)
-    load_program.flags = set()  # also if the import fails
-    before = set(flags.FLAGS)
-    for flag in before:
-        flags.FLAGS[flag].allow_override = True  # train.py and cluster.py share the name of one
+    for flag, original in load_program.replaced.items():
+        flags.FLAGS[flag] = original
+    load_program.flags, load_program.replaced = set(), {}  # also if the import fails
+    before = {flag: flags.FLAGS[flag] for flag in flags.FLAGS}
+    for flag in before.values():
+        flag.allow_override = True  # files of different folders share the names of some
+    own = {path.stem for path in (ROOT / folder).glob('*.py') if not _is_master(path)}
+    hidden = {module: sys.modules.pop(module) for module in own if module in sys.modules}
+    sys.path.insert(0, str(ROOT / folder))
     spec = importlib.util.spec_from_file_location(f'{folder}-{name}', ROOT / folder / f'{name}.py')
     module = importlib.util.module_from_spec(spec)
-    modules = set(sys.modules)
-    sys.path.append(str(ROOT / folder))
     try:
         spec.loader.exec_module(module)
     finally:
-        sys.path.pop()
-        for name in set(sys.modules) - modules:
-            if getattr(sys.modules[name], '__file__', '').startswith(str(ROOT / folder)):
-                del sys.modules[name]  # the next program has its own, with its flags
-    load_program.flags = set(flags.FLAGS) - before
+        sys.path.remove(str(ROOT / folder))
+        for name in own:
+            sys.modules.pop(name, None)
+        sys.modules.update(hidden)
+        load_program.flags = set(flags.FLAGS) - set(before)
+        load_program.replaced = {name: flag for name, flag in before.items()
+                                 if flags.FLAGS[name] is not flag}
     return module
 
 
-load_program.flags = set()
+load_program.flags, load_program.replaced = set(), {}
+
+
+def _is_master(path):
+    """Returns whether Distributed-Setup has the same file."""
+    master = ROOT / 'Distributed-Setup' / path.name
+    return master.exists() and master.read_bytes() == path.read_bytes()
 
 
 class Cluster:
@@ -188,7 +203,7 @@ def toy(cluster, request):
     workers = []
 
     def make(folder, ms=(0, 0), start=(8.,), num_ps=1, loss_scale=1, **hparams):
-        container = re.sub(r'[^\w.-]', '-', f'{request.node.name}-{len(workers)}').replace('_', '-')
+        container = re.sub(r'[^A-Za-z0-9]', '.', f'{request.node.name}-{len(workers)}')
         hparams.setdefault('learning_rate', 0.5)
         made = [ToyWorker(cluster, folder, i, container, start, m, num_ps, len(ms), loss_scale,
                           hparams)

@@ -22,11 +22,11 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PATIENCE = 180  # seconds that a test waits for a condition; nothing waits that long on a good run
 _MARK = 'EXAMPLES_TEST_MARK'
 # What a shell or this very test (console.py sets the last one) may have set, and a run reads.
-_FOREIGN = {'PS', 'WORKERS', 'PORT', 'PYTHON', 'TF_CONFIG', 'TF_CPP_MIN_LOG_LEVEL'}
+_FOREIGN = {'PS', 'WORKERS', 'PORT', 'MODE', 'PYTHON', 'TF_CONFIG', 'TF_CPP_MIN_LOG_LEVEL'}
 
 # The lines of a good run.
 _FIGURE = r'[a-z][\w/ ]* -?[\d.]+(?:e[+-]\d+)?(?: \(max -?[\d.]+\))?'
-NAME = r'(?P<name>train|worker \d+)'
+NAME = r'(?P<name>train|towers|threads|worker \d+)'
 BEGINS = re.compile(NAME + r': (?:starts|joins) at step (?P<step>\d+) of \d+, after \d+\.\d s')
 RESUMES = re.compile(NAME + r': resumes from (?P<path>.+-(?P<step>\d+))')
 STEP = re.compile(NAME + r': step (?P<step>\d+) of \d+, loss (?P<loss>\d+\.\d{3}), '
@@ -39,7 +39,13 @@ WAITS = re.compile(NAME + r': (?:ps|worker) \d+ at \S+ does not answer \(.+\); w
 OF_A_DEAD_PS = (r'E0.* Cleanup partition error: .*|:\w+:Error received from peer .*|'
                 'Additional GRPC error information from remote target /job:ps/.*/CleanupGraph:')
 INCOMPLETE = re.compile(NAME + r': the step is not complete after \d+ s; waiting')
-GOOD_LINES = BEGINS, RESUMES, STEP, DID, TEST, WAITS, INCOMPLETE
+PREPARED = re.compile(r'prepare_data: \d+ examples in \d+ files, and \d+ to test on, are in .+')
+EVALUATED = re.compile(r'evaluator: checkpoint at step (?P<step>\d+), loss (?P<loss>\d+\.\d{3}), '
+                       r'accuracy (?P<accuracy>[01]\.\d{3})')
+EXPORTED = re.compile(r'evaluator: exported to (?P<path>.+/export/(?P<step>\d+))')
+DEVICES = re.compile(NAME + r': towers on /device:.+')
+GOOD_LINES = (BEGINS, RESUMES, STEP, DID, TEST, WAITS, INCOMPLETE, DEVICES, PREPARED, EVALUATED,
+              EXPORTED)
 
 
 def free_ports(count):

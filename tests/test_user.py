@@ -31,9 +31,14 @@ def start(programs, copy, *flags):
                           env={'PATH': path})
 
 
+def has_scheme(copy):
+    """Returns whether the folder has a scheme, and runs in workers; others run in one process."""
+    return (copy / 'worker.py').exists() and hasattr(load_program(copy.name), 'Scheme')
+
+
 def slow_flags(copy):
     """Returns flags for a run in which a worker that comes seconds late finds work left."""
-    if not (copy / 'worker.py').exists():
+    if not has_scheme(copy):
         return []
     worker = load_program(copy.name)
     flags.FLAGS([''])
@@ -50,11 +55,13 @@ def check(run, copy, steps):
     test, = run.matches(TEST)
     assert int(test['step']) >= steps
     assert float(test['accuracy']) > CHANCE, str(run)
-    assert test['name'] == ('worker 0' if (copy / 'worker.py').exists() else 'train')
-    names = [match['name'] for match in run.matches(DID)]
-    assert sorted(names) == sorted(match['name'] for match in run.matches(BEGINS))
-    if (copy / 'worker.py').exists():
-        assert sorted(names) == [f'worker {i}' for i in range(len(names))]
+    names = sorted(match['name'] for match in run.matches(DID))
+    assert names == sorted(match['name'] for match in run.matches(BEGINS))
+    assert test['name'] == names[0]
+    if has_scheme(copy):
+        assert names == [f'worker {i}' for i in range(len(names))]
+    else:
+        assert len(names) == 1
 
 
 def test_run_then_resume(programs, copy, tmp_path):

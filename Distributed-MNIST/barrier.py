@@ -1,0 +1,132 @@
+"""A step of all workers together, on `tf.train.SyncReplicasOptimizer`: a strict barrier, an end."""
+
+import threading
+
+from absl import flags
+import cluster
+import patience
+import tensorflow.compat.v1 as tf
+
+FLAGS = flags.FLAGS
+flags.DEFINE_integer('replicas_to_aggregate', None, 'how many pushes make a step; by default as '
+                     'many as there are workers, with fewer the others are backups', lower_bound=1)
+
+
+def pushes_per_step(hparams, num_workers):
+    """Returns how many workers' pushes make a step, an int.
+
+    Args:
+      hparams: object with the attribute replicas_to_aggregate, an int or None for all workers.
+      num_workers: int, how many there are.
+
+    Raises:
+      SystemExit: if there are fewer workers than that.
+    """
+    if (hparams.replicas_to_aggregate or 0) > num_workers:
+        raise SystemExit(f'--replicas_to_aggregate={hparams.replicas_to_aggregate}, and there are '
+                         f'{num_workers} workers: no step would ever be complete.')
+    return hparams.replicas_to_aggregate or num_workers
+
+
+class Barrier(tf.train.SessionRunHook):
+    """The push of a synchronous scheme, and the wait for the others'. Give it as a hook.
+
+    A worker adds its gradients, stamped with its local step, to accumulators on the ps and waits
+    for a token. The chief takes the mean of enough gradients, applies it, counts a step, and puts
+    as many tokens into a queue as there are workers. Gradients with an old stamp are dropped.
+
+    TensorFlow's own hook for this class has two faults, which this one mends. It puts tokens into
+    the queue before the first step, so that nobody waits in it. And its queue runner does the
+    chief's part for ever: after the last step it waits for gradients that nobody will send, and
+    keeps the program from its end. Here a thread does the chief's part, up to the last step.
+
+    Attributes:
+      push: op that adds this worker's gradients, and then takes a token.
+      step: integer scalar tensor, the global step after that.
+      dropped: float32 scalar tensor, 1 if the first gradient came too late, else 0.
+      aggregate: the chief's part in one step: integer scalar tensor, the global step after it.
+    """
+
+    def __init__(self, optimizer, gradients, variables, global_step, hparams, task_index,
+                 num_workers):
+        """Makes the ops.
+
+        Args:
+          optimizer: `tf.train.Optimizer`, applies the mean on the ps.
+          gradients: list of tensors, one for each variable.
+          variables: list of `tf.Variable`, the center.
+          global_step: integer `tf.Variable`, counts updates of the center.
+          hparams: object with the attributes replicas_to_aggregate (None for all), train_steps and
+            patience_secs.
+          task_index: int, which worker this is; 0 is the chief.
+          num_workers: int, how many there are.
+        """
+        self._train_steps = hparams.train_steps
+        self._patience_secs = hparams.patience_secs
+        self._patience = patience.Patience(f'worker {task_index}', hparams.patience_secs)
+        self._chief = None  # the thread that does its part
+        sync = tf.train.SyncReplicasOptimizer(
+            optimizer, pushes_per_step(hparams, num_workers), num_workers)
+        with tf.device(variables[0].device):
+            arrived = tf.identity(gradients[0])
+            with tf.device(global_step.device), tf.control_dependencies([arrived]):
+                step_at_push = global_step.read_value()
+            with tf.control_dependencies([step_at_push]):
+                gradients = [tf.identity(arrived), *gradients[1:]]
+        # The local step lives on the ps, where all that reads and writes it is; by the name of this
+        # worker, or all would share one.
+        with tf.device(global_step.device):
+            with tf.name_scope(f'worker_{task_index}'):
+                self.push = sync.apply_gradients(zip(gradients, variables), global_step)
+            stamp = next(op.inputs[1] for op in tf.get_default_graph().get_operations()
+                         if op.type.endswith('AccumulatorApplyGradient'))
+            self.dropped = tf.cast(tf.less(stamp, step_at_push), tf.float32)
+            local_step, = [v for v in tf.local_variables() if 'sync_rep_local_step' in v.name]
+            with tf.control_dependencies([self.push]):
+                self.step = local_step.read_value()
+        put_tokens, = sync.get_chief_queue_runner().enqueue_ops
+        with tf.control_dependencies([put_tokens]), tf.device(global_step.device):
+            self.aggregate = global_step.read_value()
+        # TensorFlow complains of its ready op if that is never used.
+        with tf.control_dependencies([sync.ready_for_local_init_op]):
+            self._join = tf.group(sync.chief_init_op if task_index == 0
+                                  else sync.local_step_init_op)
+        self._is_chief = task_index == 0
+        self._global_step = global_step
+
+    def begin(self):
+        """Begins to watch for steps that do not come together."""
+        self._patience.watch()
+
+    def after_create_session(self, session, coord):
+        """Joins at the current step; the chief begins its part, too."""
+        self._patience.stop()
+        session.run(self._join)  # puts no tokens into the queue: the barrier holds from now on
+        if self._is_chief:
+            self._chief = threading.Thread(target=self._aggregate, args=(session,), daemon=True)
+            self._chief.start()
+
+    def _aggregate(self, session):
+        """The chief's part, up to the last step."""
+        try:
+            with cluster.failures_of_ps():
+                step = session.run(self._global_step)
+                aggregate = session.make_callable(self.aggregate)
+                while step < self._train_steps:
+                    step = aggregate()
+        except (tf.errors.AbortedError, tf.errors.UnavailableError, RuntimeError):
+            pass  # a ps died, or the session was closed: with a new one comes a new thread
+
+    def wait(self):
+        """Takes the time: a step begins."""
+        self._patience.start()
+
+    def before_run(self, run_context):
+        """Stops the clock: hooks may take their time."""
+        self._patience.stop()
+
+    def end(self, session):
+        """Stops the clock; the chief sees to it that everybody gets the tokens of the last step."""
+        self._patience.stop()
+        if self._chief:
+            self._chief.join(self._patience_secs)

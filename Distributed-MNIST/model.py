@@ -1,0 +1,180 @@
+"""The data and the network: the file to replace with your own, together with prepare_data.py.
+
+Differs from Distributed-Setup: the examples are read from files of TFRecords, of which each worker
+has its own; and the network answers to images without labels, too, so that it can be exported.
+"""
+
+import functools
+import json
+import operator
+import os
+import sys
+
+from absl import flags
+import tensorflow.compat.v1 as tf
+
+FLAGS = flags.FLAGS
+flags.DEFINE_enum('dataset', 'digits', ['digits', 'mnist'],
+                  'digits: 8x8 images, part of scikit-learn; mnist: 28x28')
+flags.DEFINE_string('records_dir', os.path.join(os.path.dirname(os.path.abspath(__file__)),
+                                                'records'),
+                    'where prepare_data.py puts the examples: a directory for each dataset')
+flags.DEFINE_integer('num_files', 8, 'over how many files it spreads the training examples',
+                     lower_bound=1)
+flags.DEFINE_string('data_dir', os.path.join('~', '.cache', 'mnist'),
+                    'where it finds mnist.npz, or puts it after the download')
+
+_HIDDEN_UNITS = {'digits': [128], 'mnist': [500, 500]}
+_CLASSES = 10
+_MEND = 'Delete the directory of this dataset, if there is one, and run prepare_data.py.'
+_SHUFFLED = 10000  # examples among which the next one is drawn; all of a worker's digits
+_FEATURES = {'image': tf.io.FixedLenFeature([], tf.string),
+             'label': tf.io.FixedLenFeature([], tf.int64)}
+
+
+def serialize(image, label):
+    """Returns a record as bytes: `image`, a uint8 array, and `label`, an int."""
+    return tf.train.Example(features=tf.train.Features(feature={
+        'image': tf.train.Feature(bytes_list=tf.train.BytesList(value=[image.tobytes()])),
+        'label': tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+    })).SerializeToString()
+
+
+def records_dir():
+    """Returns the directory with the records of --dataset."""
+    return os.path.join(FLAGS.records_dir, FLAGS.dataset)
+
+
+def read_index():
+    """Returns what prepare_data.py wrote in the end, when all files were whole.
+
+    Returns:
+      Dict: 'pixels', ints in an image; 'train' and 'test', dicts of [examples, bytes] by file name.
+
+    Raises:
+      SystemExit: if there is none.
+    """
+    try:
+        with open(os.path.join(records_dir(), 'index.json'), encoding='utf-8') as file:
+            return json.load(file)
+    except (OSError, ValueError) as error:
+        sys.exit(f'--records_dir: there are no whole records of {FLAGS.dataset} ({error}). {_MEND}')
+
+
+def check(files):
+    """Returns the paths of `files`, a list of (name, [examples, bytes]).
+
+    Raises:
+      SystemExit: if one of them is not there as it was made.
+    """
+    paths = []
+    for name, (_, size) in files:
+        paths.append(os.path.join(records_dir(), name))
+        if not os.path.isfile(paths[-1]) or os.path.getsize(paths[-1]) != size:
+            sys.exit(f'--records_dir: {paths[-1]} is missing or cut. {_MEND}')
+    return paths
+
+
+def _next(records, shape, pixels, ahead):
+    """Reads the next examples in each run.
+
+    Args:
+      records: `tf.data.Dataset` of strings, serialized examples.
+      shape: list of ints, whose product is the number of examples.
+      pixels: int, in an image.
+      ahead: int, for how many runs the examples are made in advance.
+
+    Returns:
+      A pair of tensors: images [*shape, pixels] float32 in [0, 1] and labels [*shape] int64.
+    """
+    def parse(serialized):
+        batch = tf.io.parse_example(serialized, _FEATURES)  # many at once: much faster
+        images = tf.reshape(tf.io.decode_raw(batch['image'], tf.uint8), [*shape, pixels])
+        return tf.cast(images, tf.float32) / 255, tf.reshape(batch['label'], shape)
+
+    size = functools.reduce(operator.mul, shape)
+    dataset = records.batch(size, drop_remainder=True).map(parse).prefetch(ahead)
+    iterator = tf.data.make_initializable_iterator(dataset)
+    # Sessions initialize tables, and so this iterator, whenever they begin.
+    tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
+    return iterator.get_next()
+
+
+def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
+    """Reads this worker's files of the training set for ever, shuffled anew in each epoch.
+
+    Args:
+      batch_size: int, examples in a batch.
+      count: int, how many batches each run of the graph takes. They come in one piece.
+      shard: int, which worker this is: it reads the files `shard`, `shard + num_shards`, ...
+      num_shards: int, how many workers there are.
+      seed: int, of the shuffle; the shard is mixed in.
+
+    Returns:
+      List of `count` batches, pairs of tensors: images [batch_size, pixels] float32 in [0, 1] and
+      labels [batch_size] int64.
+
+    Raises:
+      SystemExit: if the files are not there, or fewer than the workers.
+    """
+    index = read_index()
+    files = sorted(index['train'].items())
+    if len(files) < num_shards:
+        sys.exit(f'--records_dir: {len(files)} files are too few for {num_shards} workers, each '
+                 f'needs one of its own: --num_files={num_shards}. {_MEND}')
+    mine = check(files[shard::num_shards])
+    seed = seed * num_shards + shard
+    records = tf.data.Dataset.from_tensor_slices(mine).shuffle(len(mine), seed=seed)
+    records = records.interleave(tf.data.TFRecordDataset, cycle_length=4, block_length=16)
+    records = records.shuffle(_SHUFFLED, seed=seed).repeat()
+    batches = _next(records, [count, batch_size], index['pixels'], ahead=8)
+    return list(zip(*map(tf.unstack, batches)))
+
+
+def test_set():
+    """Returns the whole test set as one batch, a pair of tensors as from `train_batches`."""
+    index = read_index()
+    files = sorted(index['test'].items())
+    examples = sum(count for _, (count, _) in files)
+    records = tf.data.TFRecordDataset(check(files)).repeat()
+    return _next(records, [examples], index['pixels'], ahead=0)
+
+
+def logits(images):
+    """Builds the network, an MLP of ReLUs.
+
+    Args:
+      images: [batch_size, pixels] float32 in [0, 1].
+
+    Returns:
+      [batch_size, 10] float32: of each class the unnormalized log-probability.
+    """
+    units = images
+    for i, size in enumerate(_HIDDEN_UNITS[FLAGS.dataset]):
+        units = tf.nn.relu(_dense(units, size, f'hidden_{i}'))
+    return _dense(units, _CLASSES, 'logits')
+
+
+def loss_and_accuracy(images, labels):
+    """Builds the network on a batch.
+
+    Args:
+      images: [batch_size, pixels] float32.
+      labels: [batch_size] int64, the classes.
+
+    Returns:
+      Two float32 scalars: the mean cross-entropy in nats, and the share of right answers.
+    """
+    scores = logits(images)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=scores)
+    right = tf.equal(tf.argmax(scores, axis=1), labels)
+    return tf.reduce_mean(losses), tf.reduce_mean(tf.cast(right, tf.float32))
+
+
+def _dense(units, size, name):
+    """Returns units [batch_size, n] times weights plus biases: [batch_size, size]."""
+    with tf.variable_scope(name):
+        weights = tf.get_variable('weights', [units.shape[1], size],
+                                  initializer=tf.glorot_uniform_initializer())
+        biases = tf.get_variable('biases', [size], initializer=tf.zeros_initializer())
+    return tf.nn.bias_add(tf.matmul(units, weights), biases)

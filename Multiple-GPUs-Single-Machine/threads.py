@@ -1,0 +1,115 @@
+"""Threads: the towers of towers.py, without the mean. Each has a thread, and trains as it likes.
+
+    x <- x - learning_rate * g_k(x as it was when tower k read it)
+
+One process, one session, one set of variables in its memory. Each thread runs the train op of its
+own tower again and again, and waits for nobody: HogWild! within a process. A global step is an
+update by one tower.
+"""
+
+import console  # first: it loads TensorFlow without its banners
+import threading
+
+from absl import flags
+import model
+import tensorflow.compat.v1 as tf
+import towers
+
+FLAGS = flags.FLAGS
+flags.DEFINE_boolean('use_locking', False, 'let one tower at a time write to a variable')
+
+
+def make_steps(tower_list, global_step, hparams):
+    """Makes a step for each tower.
+
+    Args:
+      tower_list: list of `towers.Tower`.
+      global_step: integer `tf.Variable`, counts the updates by all towers.
+      hparams: object with the attributes learning_rate, decay_rate, decay_steps and use_locking.
+
+    Returns:
+      List of dicts of tensors, one for each tower, to run again and again: 'global_step' after the
+      step; 'loss' and 'accuracy' on the tower's batch.
+    """
+    optimizer = tf.train.GradientDescentOptimizer(
+        towers.decayed_learning_rate(hparams, global_step), hparams.use_locking)
+    steps = []
+    for tower in tower_list:
+        update = optimizer.apply_gradients(zip(tower.gradients, tf.trainable_variables()))
+        with tf.control_dependencies([update]):
+            count = global_step.assign_add(1, use_locking=True)
+        steps.append({'global_step': count, 'loss': tower.loss, 'accuracy': tower.accuracy})
+    return steps
+
+
+def train(runs, take, train_steps, step, coord):
+    """Trains with a thread for each tower, up to the last step.
+
+    Args:
+      runs: list of functions without arguments, one for each tower, that make a step and return
+        its result.
+      take: function that takes each result; the threads call it one at a time.
+      train_steps: int, the global step at which to stop.
+      step: int, the global step now.
+      coord: `tf.train.Coordinator`. When a thread fails, it stops the others, and its `join` raises
+        what was wrong.
+
+    Returns:
+      List of the `threading.Thread`, all started.
+    """
+    lock = threading.Lock()
+
+    def loop(run):
+        with coord.stop_on_exception():
+            while not coord.should_stop():
+                result = run()
+                with lock:
+                    take(result)
+                if result['global_step'] >= train_steps:
+                    coord.request_stop()
+
+    threads = [threading.Thread(target=loop, args=(run,), daemon=True) for run in runs]
+    if step >= train_steps:
+        coord.request_stop()
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def main(_):
+    devices, options, words = towers.find_devices(FLAGS.num_gpus)
+    tf.set_random_seed(FLAGS.seed)
+    arrays = model.load()
+    with tf.device('/device:CPU:0'):
+        global_step = tf.train.get_or_create_global_step()
+        batches = model.train_batches(arrays, FLAGS.batch_size, range(len(devices)), len(devices),
+                                      FLAGS.seed)
+        tower_list = towers.build_towers(model.loss_and_accuracy, batches, devices,
+                                         towers.local_placement)
+        steps = make_steps(tower_list, global_step, FLAGS)
+        with tf.variable_scope(tf.get_variable_scope(), reuse=True):
+            _, test_accuracy = model.loss_and_accuracy(*model.test_set(arrays))
+
+    past_the_hooks = [towers.PastTheHooks(step) for step in steps]
+    console.check_model_dir(FLAGS.model_dir)
+    with tf.train.MonitoredTrainingSession(
+            checkpoint_dir=FLAGS.model_dir, config=tf.ConfigProto(**options),
+            scaffold=tf.train.Scaffold(saver=console.Saver('threads')),
+            hooks=past_the_hooks + towers.summary_hooks(tower_list, FLAGS.model_dir),
+            save_checkpoint_secs=FLAGS.save_checkpoint_secs, save_summaries_steps=None,
+            save_summaries_secs=None, log_step_count_steps=None) as session:
+        progress = console.Progress('threads', session.run(global_step))
+        progress.say(words)
+        coord = tf.train.Coordinator()
+        threads = train([hook.run for hook in past_the_hooks], progress.add, FLAGS.train_steps,
+                        progress.global_step, coord)
+        while not coord.wait_for_stop(timeout=1):
+            session.run(global_step)  # with the hooks: checkpoints, summaries
+        coord.join(threads)
+        progress.global_step = int(session.run(global_step))
+        progress.done()
+        progress.test(session.run(test_accuracy))
+
+
+if __name__ == '__main__':
+    console.run(main)

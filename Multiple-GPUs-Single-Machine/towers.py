@@ -1,0 +1,214 @@
+"""Towers: one process, one graph, a copy of the network on each GPU, one set of variables.
+
+    g_k <- gradient of tower k on its own batch, all at the same x
+    x   <- x - learning_rate * mean of g_k
+
+That is one step on a batch as large as those of all towers together. It is synchronous: no tower
+goes on before the mean of all gradients is applied. Nothing goes through a network: the variables
+are in the memory of the machine, and each step each GPU reads them and sends back its gradients.
+
+`worker.py` puts such towers into each worker of a cluster; `threads.py` has the same towers, each
+with a thread of its own.
+"""
+
+import console  # first: it loads TensorFlow without its banners
+import collections
+import os
+import re
+import sys
+import time
+
+from absl import flags
+import model
+import tensorflow.compat.v1 as tf
+
+FLAGS = flags.FLAGS
+flags.DEFINE_integer('train_steps', 1000, 'updates of the variables', lower_bound=1)
+flags.DEFINE_integer('batch_size', 32, 'examples in the batch of a tower', lower_bound=1)
+flags.DEFINE_float('learning_rate', 0.1, 'step size at the beginning', lower_bound=0)
+flags.DEFINE_float('decay_rate', 0.5, 'by which the step size is multiplied every decay_steps',
+                   lower_bound=0)
+flags.DEFINE_integer('decay_steps', 1000, 'after so many updates; gradually', lower_bound=1)
+flags.DEFINE_integer('num_gpus', None, 'towers of this process, each on a GPU, or if there is '
+                     'none on a virtual CPU device; by default the GPUs there are, else 2',
+                     lower_bound=1)
+flags.DEFINE_integer('seed', 1, 'of the initial values and the order of the examples')
+flags.DEFINE_string('model_dir', None, 'directory for checkpoints and summaries')
+flags.DEFINE_float('save_checkpoint_secs', 60, 'time between checkpoints', lower_bound=0.1)
+flags.DEFINE_integer('log_every_n_steps', 500, 'local steps between two lines', lower_bound=1)
+
+Tower = collections.namedtuple('Tower', ['loss', 'accuracy', 'gradients'])
+
+
+def find_devices(num_gpus):
+    """Finds the devices of this process's towers.
+
+    Args:
+      num_gpus: int or None, how many are asked for.
+
+    Returns:
+      A list of strings, such as '/device:GPU:0'; a dict of arguments for `tf.ConfigProto`; and the
+      words that say it to the reader.
+
+    Raises:
+      SystemExit: if there are GPUs, but not so many.
+    """
+    gpus = len(tf.config.experimental.list_physical_devices('GPU'))
+    if not gpus:
+        devices = [f'/device:CPU:{i}' for i in range(num_gpus or 2)]
+        return (devices, {'device_count': {'CPU': len(devices)}},
+                f'towers on {", ".join(devices)}: there is no GPU, these share the cores')
+    if num_gpus and num_gpus > gpus:
+        sys.exit(f'--num_gpus={num_gpus}, and this process sees {gpus}. On a machine without a GPU '
+                 "there would be virtual devices: CUDA_VISIBLE_DEVICES='' hides them.")
+    devices = [f'/device:GPU:{i}' for i in range(num_gpus or gpus)]
+    options = {'gpu_options': tf.GPUOptions(allow_growth=True),
+               'allow_soft_placement': True}  # not every operation has a kernel for GPUs
+    return devices, options, f'towers on {", ".join(devices)}'
+
+
+def local_placement(device):
+    """Returns what `tf.device` takes to put variables on the CPU, and all else on `device`."""
+    return tf.train.replica_device_setter(ps_tasks=1, ps_device='/device:CPU:0',
+                                          worker_device=device)
+
+
+def build_towers(loss_and_accuracy, batches, devices, placement):
+    """Builds the network once for each batch, each time on another device, on the same variables.
+
+    Args:
+      loss_and_accuracy: function of a batch's tensors that returns the float32 scalars loss and
+        accuracy, and makes its variables by `tf.get_variable`.
+      batches: list of tuples of tensors, one for each tower.
+      devices: list of strings, one for each tower.
+      placement: function of a device that returns what `tf.device` takes.
+
+    Returns:
+      List of `Tower`: float32 scalars loss (with the weight decay of this tower) and accuracy, and
+      the gradients, a list in the order of `tf.trainable_variables()`, None where the loss does not
+      depend on a variable.
+    """
+    towers = []
+    for k, (batch, device) in enumerate(zip(batches, devices)):
+        # All but the first tower find the variables there: they share them.
+        with tf.variable_scope(tf.get_variable_scope(), reuse=k > 0), \
+                tf.name_scope(f'tower_{k}') as scope, tf.device(placement(device)):
+            loss, accuracy = loss_and_accuracy(*batch)
+            # Those of this tower only. All of them would count the decay once for each tower.
+            decay = tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES, scope)
+            loss = tf.add_n([loss] + decay, name='total_loss')
+            towers.append(Tower(loss, accuracy, tf.gradients(loss, tf.trainable_variables())))
+    return towers
+
+
+def mean_gradients(towers):
+    """Returns the mean of the towers' gradients, dense, for each variable; None where all are."""
+    means = []
+    for of_towers in zip(*[tower.gradients for tower in towers]):
+        known = [tf.convert_to_tensor(gradient) for gradient in of_towers if gradient is not None]
+        means.append(tf.add_n(known) / len(of_towers) if known else None)
+    return means
+
+
+def decayed_learning_rate(hparams, global_step):
+    """Returns learning_rate * decay_rate ** (global_step / decay_steps), a float32 scalar."""
+    with tf.device(global_step.device):
+        return tf.train.exponential_decay(hparams.learning_rate, global_step.read_value(),
+                                          hparams.decay_steps, hparams.decay_rate)
+
+
+def make_step(towers, global_step, hparams):
+    """Makes one synchronous step of all towers.
+
+    Args:
+      towers: list of `Tower`.
+      global_step: integer `tf.Variable`, counts the steps, 1 for all towers together.
+      hparams: object with the attributes learning_rate, decay_rate and decay_steps.
+
+    Returns:
+      Dict of tensors to run again and again: 'global_step' after the step; 'loss' and 'accuracy',
+      means over the towers.
+    """
+    means = {'loss': tf.add_n([tower.loss for tower in towers]) / len(towers),
+             'accuracy': tf.add_n([tower.accuracy for tower in towers]) / len(towers)}
+    update = tf.train.GradientDescentOptimizer(
+        decayed_learning_rate(hparams, global_step)).apply_gradients(
+            zip(mean_gradients(towers), tf.trainable_variables()), global_step)
+    with tf.control_dependencies([update]), tf.device(global_step.device):
+        return dict(means, global_step=global_step.read_value())
+
+
+def summarize(towers):
+    """Makes summaries of the last tower, without its name in theirs.
+
+    Returns:
+      Scalar string tensor: its loss, and of each layer the units' values and how many are zero.
+    """
+    last = f'tower_{len(towers) - 1}/'
+    with tf.name_scope(None):  # a summary is named after the scopes that it is made in
+        made = [tf.summary.scalar('total_loss', towers[-1].loss)]
+        for units in tf.get_collection(tf.GraphKeys.ACTIVATIONS, last):
+            name = re.sub(f'^{last}', '', units.op.name)
+            made.append(tf.summary.histogram(f'{name}/activations', units))
+            made.append(tf.summary.scalar(f'{name}/sparsity', tf.nn.zero_fraction(units)))
+    return tf.summary.merge(made)
+
+
+def summary_hooks(towers, model_dir):
+    """Returns a list of the hook that writes the summaries, every other second; [] without one."""
+    if not model_dir:
+        return []
+    return [tf.train.SummarySaverHook(save_secs=2, summary_op=summarize(towers),
+                                      output_dir=os.path.join(model_dir, 'last-tower'))]
+
+
+class PastTheHooks(tf.train.SessionRunHook):
+    """Runs `fetches` past the hooks, which together take longer than a step of a small network."""
+
+    def __init__(self, fetches):
+        self._fetches = fetches
+
+    def after_create_session(self, session, coord):
+        self.run = session.make_callable(self._fetches)
+
+
+def main(_):
+    devices, options, words = find_devices(FLAGS.num_gpus)
+    tf.set_random_seed(FLAGS.seed)
+    arrays = model.load()
+    with tf.device('/device:CPU:0'):
+        global_step = tf.train.get_or_create_global_step()
+        batches = model.train_batches(arrays, FLAGS.batch_size, range(len(devices)), len(devices),
+                                      FLAGS.seed)
+        towers = build_towers(model.loss_and_accuracy, batches, devices, local_placement)
+        train_op = make_step(towers, global_step, FLAGS)
+        with tf.variable_scope(tf.get_variable_scope(), reuse=True):
+            _, test_accuracy = model.loss_and_accuracy(*model.test_set(arrays))
+
+    past_the_hooks = PastTheHooks(train_op)
+    console.check_model_dir(FLAGS.model_dir)
+    with tf.train.MonitoredTrainingSession(
+            checkpoint_dir=FLAGS.model_dir, config=tf.ConfigProto(**options),
+            scaffold=tf.train.Scaffold(saver=console.Saver('towers')),
+            hooks=[past_the_hooks] + summary_hooks(towers, FLAGS.model_dir),
+            save_checkpoint_secs=FLAGS.save_checkpoint_secs, save_summaries_steps=None,
+            save_summaries_secs=None, log_step_count_steps=None) as session:
+        progress = console.Progress('towers', session.run(global_step))
+        progress.say(words)
+
+        def train(step_context):
+            """Trains past the hooks for a second, and one step with them."""
+            until = time.time() + 1
+            while time.time() < until and progress.global_step < FLAGS.train_steps:
+                progress.add(past_the_hooks.run(), len(towers))
+            if progress.global_step < FLAGS.train_steps:
+                progress.add(step_context.run_with_hooks(train_op), len(towers))
+
+        while progress.global_step < FLAGS.train_steps and not session.should_stop():
+            session.run_step_fn(train)
+        progress.done()
+        progress.test(session.run(test_accuracy))
+
+
+if __name__ == '__main__':
+    console.run(main)
