@@ -23,7 +23,7 @@ flags.DEFINE_float('patience_secs', 300, 'how long to wait for a task that does 
                    lower_bound=0)
 
 
-def resolve(task_type):
+def resolve(task_type, jobs=('ps', 'worker')):
     """Finds out who is in the cluster and which of its tasks this process is.
 
     Reads TF_CONFIG, which schedulers and run.sh set, or the flags --ps_hosts, --worker_hosts and
@@ -31,6 +31,7 @@ def resolve(task_type):
 
     Args:
       task_type: 'ps' or 'worker', which program this is.
+      jobs: which jobs there are.
 
     Returns:
       A `tf.distribute.cluster_resolver.SimpleClusterResolver`.
@@ -39,6 +40,7 @@ def resolve(task_type):
       SystemExit: with what is wrong, and what to do; also when the task's port is in use.
     """
     hosts = {'ps': FLAGS.ps_hosts, 'worker': FLAGS.worker_hosts}
+    hosts = {job: hosts[job] for job in hosts if job in jobs or hosts[job]}
     by_flags = any(hosts.values()) or FLAGS.task_index is not None
     if by_flags and os.environ.get('TF_CONFIG'):
         sys.exit('The cluster is given twice: by TF_CONFIG and by the flags --ps_hosts, '
@@ -51,7 +53,7 @@ def resolve(task_type):
         sys.exit('No cluster is given. `bash run.sh` starts one on this machine; on several hosts '
                  'give --ps_hosts, --worker_hosts and --task_index, or set TF_CONFIG.')
     try:
-        _check(hosts, task_type, task_id)
+        _check(hosts, jobs, task_type, task_id)
     except ValueError as error:
         sys.exit(f'{source}: {error}')
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -74,17 +76,17 @@ def _from_tf_config(task_type):
     return hosts, task_id
 
 
-def _check(hosts, task_type, task_id):
+def _check(hosts, jobs, task_type, task_id):
     """Raises ValueError unless the cluster is whole and this task can listen in it."""
-    for job in 'ps', 'worker':
+    for job in jobs:
         if not hosts.get(job) or not isinstance(hosts[job], list):
             raise ValueError(f'the cluster has no list of hosts for the job {job}')
-    if sorted(hosts) != ['ps', 'worker']:
-        raise ValueError(f'the jobs are ps and worker, not {", ".join(sorted(hosts))}')
+    if sorted(hosts) != sorted(jobs):
+        raise ValueError(f'the jobs are {" and ".join(jobs)}, not {", ".join(sorted(hosts))}')
     if task_id is None or not 0 <= task_id < len(hosts[task_type]):
         raise ValueError(f'the index of this {task_type} is {task_id}, and there are '
                          f'{len(hosts[task_type])} (counted from 0)')
-    addresses = hosts['ps'] + hosts['worker']
+    addresses = sum(hosts.values(), [])
     for address in addresses:
         host, _, port = str(address).rpartition(':')
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
@@ -101,7 +103,7 @@ def _check(hosts, task_type, task_id):
                              f'{error.strerror}. Is another run using it?') from error
 
 
-def _silence(address):
+def silence(address):
     """Returns why no task answers at `address`, a host:port; the empty string if one does."""
     host, _, port = address.rpartition(':')
     try:
@@ -115,43 +117,63 @@ def _silence(address):
         return error.strerror or str(error)
 
 
-def watch_ps(resolver):
-    """Waits until each ps answers, and from then on keeps an eye on them.
+def give_up(line):
+    """Ends this process with a line, a string, on stderr and status 1, whatever its threads do.
 
-    Ends this process when one has not answered for --patience_secs, and says so. TensorFlow itself
-    waits for a ps for ever and in silence: for one that is not there yet, and for one that died and
-    should come back.
+    The main thread may be deep in the runtime, and heed no exception.
     """
-    addresses = resolver.cluster_spec().job_tasks('ps')
-    heard = [time.monotonic()] * len(addresses)
-    told = list(heard)
+    sys.stderr.write(f'{line}\n')
+    sys.stderr.flush()
+    os._exit(1)
 
-    def all_answer():
+
+def watch(resolver, job='ps', patience_secs=None):
+    """Waits until each task of a job answers, and from then on keeps an eye on them.
+
+    Ends this process when one has not answered for some time, and says so. TensorFlow itself waits
+    for a task for ever and in silence: for one that is not there yet, and for one that died and
+    should come back.
+
+    Args:
+      resolver: a cluster resolver, of a worker.
+      job: 'ps' or 'worker', whom to watch.
+      patience_secs: float, how long to wait for one that answered before; --patience_secs if None,
+        and always for those that are not there yet.
+
+    Returns:
+      A `threading.Event`: set it to stop.
+    """
+    addresses = dict(enumerate(resolver.cluster_spec().job_tasks(job)))
+    if job == resolver.task_type:
+        del addresses[resolver.task_id]
+    heard = dict.fromkeys(addresses, time.monotonic())
+    told = dict(heard)
+
+    def all_answer(patience_secs):
         silent = False
-        for i, address in enumerate(addresses):
-            reason = _silence(address)
+        for i, address in addresses.items():
+            reason = silence(address)
             if not reason:
                 heard[i] = told[i] = time.monotonic()
                 continue
             silent = True
-            line = f'worker {resolver.task_id}: ps {i} at {address} does not answer ({reason})'
-            if time.monotonic() - heard[i] > FLAGS.patience_secs:
-                sys.stderr.write(f'{line}. Gave up after {FLAGS.patience_secs:g} s.\n')
-                sys.stderr.flush()
-                os._exit(1)  # the main thread may be deep in the runtime, and heed no exception
+            line = f'worker {resolver.task_id}: {job} {i} at {address} does not answer ({reason})'
+            if time.monotonic() - heard[i] > patience_secs:
+                give_up(f'{line}. Gave up after {patience_secs:g} s.')
             if time.monotonic() - told[i] > 5:
                 told[i] = time.monotonic()
                 print(f'{line}; waiting', flush=True)
         return not silent
 
-    def watch():
-        while True:
-            time.sleep(1)
-            all_answer()
+    def keep_looking():
+        while not stop.wait(1):
+            all_answer(FLAGS.patience_secs if patience_secs is None else patience_secs)
 
-    while not all_answer():
+    while not all_answer(FLAGS.patience_secs):
         time.sleep(0.1)
-    threading.Thread(target=watch, daemon=True).start()
+    stop = threading.Event()
+    threading.Thread(target=keep_looking, daemon=True).start()
+    return stop
 
 
 @contextlib.contextmanager
@@ -285,7 +307,7 @@ def wait_until_done(server, resolver):
                 continue  # nobody is done: one that is late is not given up
             for worker in list(missing):
                 silent_since = heard.setdefault(worker, time.monotonic())
-                if not _silence(addresses[worker]):
+                if not silence(addresses[worker]):
                     heard[worker] = time.monotonic()
                 elif time.monotonic() - silent_since > FLAGS.patience_secs:
                     missing.discard(worker)
@@ -294,5 +316,5 @@ def wait_until_done(server, resolver):
     # A worker closes its session after it said done, and would hang if the ps were gone by then. On
     # a busy machine that takes more than a moment.
     deadline = time.monotonic() + FLAGS.patience_secs
-    while time.monotonic() < deadline and not all(map(_silence, addresses)):
+    while time.monotonic() < deadline and not all(map(silence, addresses)):
         time.sleep(0.05)

@@ -1,9 +1,9 @@
 """No silent hang: the runtime would wait for ever for a worker that is gone."""
 
-import os
-import sys
 import threading
 import time
+
+import cluster
 
 _WORD_EVERY_SECS = 10
 
@@ -43,10 +43,8 @@ class Patience:
                 continue
             waited = time.monotonic() - since
             if waited > self._patience_secs:
-                sys.stderr.write(f'{self._name}: the step is not complete. Is a worker dead? Gave '
-                                 f'up after {self._patience_secs:g} s.\n')
-                sys.stderr.flush()
-                os._exit(1)  # the main thread is deep in the runtime, which heeds no exception
+                cluster.give_up(f'{self._name}: the step is not complete. Is a worker dead? Gave '
+                                f'up after {self._patience_secs:g} s.')
             if waited > _WORD_EVERY_SECS and time.monotonic() - said > _WORD_EVERY_SECS:
                 said = time.monotonic()
                 print(f'{self._name}: the step is not complete after {waited:.0f} s; waiting',

@@ -216,7 +216,7 @@ def main(_):
 
     past_the_hooks = PastTheHooks(scheme)
     hooks = scheme.hooks + [past_the_hooks, cluster.SayDone(resolver)]
-    cluster.watch_ps(resolver)
+    cluster.watch(resolver)
     if is_chief:
         session = tf.train.MonitoredTrainingSession(
             server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs this folder's programs on this machine until they end: parameter servers and workers, each a
-# process of its own.
+# process of its own. Prepares the data before, and starts an evaluator, where the folder has one.
 #
 #     bash run.sh                               with the defaults
 #     WORKERS=4 PS=2 bash run.sh --train_steps=5000    more processes; flags go to the workers
@@ -12,6 +12,9 @@
 set -u
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+alone=  # a program that runs without a cluster, instead of all tasks
+gpus=()  # the GPU that each worker sees; with none here, all see all
+[ -f "$here/worker.py" ] || alone=train.py
 # shellcheck source=/dev/null
 [ -f "$here/run.defaults" ] && . "$here/run.defaults"
 if [ -f "$here/ps.py" ]; then PS=${PS:-1}; else PS=0; fi
@@ -24,8 +27,11 @@ if ! command -v "$PYTHON" >/dev/null; then
   echo "run.sh: there is no $PYTHON; make .venv beside the folder, or set PYTHON=" >&2
   exit 1
 fi
-if [ ! -f "$here/worker.py" ]; then
-  exec "$PYTHON" "$here/train.py" "$@"
+if [ -n "$alone" ]; then
+  exec "$PYTHON" "$here/$alone" "$@"
+fi
+if [ -f "$here/prepare_data.py" ]; then
+  "$PYTHON" "$here/prepare_data.py" "$@" || exit
 fi
 for name in PS WORKERS PORT; do
   value=${!name:-1}
@@ -101,8 +107,15 @@ for ((i = 0; i < PS; i++)); do
   CUDA_VISIBLE_DEVICES='' start ps "$i"  # the GPUs are for the workers
 done
 for ((i = 0; i < WORKERS; i++)); do
-  start worker "$i" "$@"
+  if [ "${#gpus[@]}" -gt 0 ]; then
+    CUDA_VISIBLE_DEVICES=${gpus[i]} start worker "$i" "$@"
+  else
+    start worker "$i" "$@"
+  fi
 done
+if [ -f "$here/evaluator.py" ]; then
+  CUDA_VISIBLE_DEVICES='' start evaluator 0 "$@"
+fi
 
 # Wait for whichever ends next (bash 3.2 has no `wait -n`).
 while [ "${#pids[@]}" -gt 0 ]; do

@@ -240,7 +240,12 @@ class _Period:
         self._results = []
 
     def words(self, without=()):
-        """Returns the means, and the maximum of the staleness, as a string for the reader."""
-        forms = {'staleness': 'staleness {:.1f} (max {:.0f})', 'steps/s': '{:.0f} steps/s'}
-        return ', '.join(forms.get(key, key + ' {:.3f}').format(mean, self._maxima.get(key))
-                         for key, mean in self.means().items() if key not in without)
+        """Returns the means as a string for the reader; of some figures the maximum or the sum."""
+        forms = {'staleness': 'staleness {mean:.1f} (max {maximum:.0f})',
+                 'dropped': 'accepted {rest:.0f}, dropped {total:.0f}',
+                 'steps/s': '{mean:.0f} steps/s'}
+        return ', '.join(
+            forms.get(key, key + ' {mean:.3f}').format(
+                mean=mean, maximum=self._maxima.get(key), total=self._sums[key],
+                rest=self._counts[key] - self._sums[key])
+            for key, mean in self.means().items() if key not in without)

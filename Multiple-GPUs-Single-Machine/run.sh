@@ -17,7 +17,7 @@ gpus=()  # the GPU that each worker sees; with none here, all see all
 [ -f "$here/worker.py" ] || alone=train.py
 # shellcheck source=/dev/null
 [ -f "$here/run.defaults" ] && . "$here/run.defaults"
-PS=${PS:-1}
+if [ -f "$here/ps.py" ]; then PS=${PS:-1}; else PS=0; fi
 WORKERS=${WORKERS:-2}
 if [ -z "${PYTHON:-}" ]; then
   PYTHON=python
@@ -35,6 +35,7 @@ if [ -f "$here/prepare_data.py" ]; then
 fi
 for name in PS WORKERS PORT; do
   value=${!name:-1}
+  [ "$name" = PS ] && [ ! -f "$here/ps.py" ] && continue
   case $value in
     *[!0-9]* | 0*) echo "run.sh: $name=$value is not a positive number" >&2; exit 1 ;;
   esac
@@ -64,7 +65,8 @@ for port in $ports; do
 done
 # list FIRST COUNT: that part of the hosts as a JSON list
 list() { local IFS=,; echo "[${hosts[*]:$1:$2}]"; }
-cluster="{\"ps\": $(list 0 "$PS"), \"worker\": $(list "$PS" "$WORKERS")}"
+cluster="\"worker\": $(list "$PS" "$WORKERS")"
+[ "$PS" = 0 ] || cluster="\"ps\": $(list 0 "$PS"), $cluster"
 
 # Each process gets its share of the cores: more threads than cores only wait for each other.
 cores=$(getconf _NPROCESSORS_ONLN)
@@ -76,7 +78,7 @@ pids=()
 start() {
   local task="{\"type\": \"$1\", \"index\": $2}" program=$here/$1.py
   shift 2
-  TF_CONFIG="{\"cluster\": $cluster, \"task\": $task}" \
+  TF_CONFIG="{\"cluster\": {$cluster}, \"task\": $task}" \
     "$PYTHON" "$program" --num_threads="$threads" "$@" &
   pids+=($!)
 }

@@ -59,7 +59,7 @@ def train(_):
 
     past_the_hooks = towers.PastTheHooks(train_op)
     hooks = [past_the_hooks, cluster.SayDone(resolver)]
-    cluster.watch_ps(resolver)
+    cluster.watch(resolver)
     if is_chief:
         session = tf.train.MonitoredTrainingSession(
             server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,

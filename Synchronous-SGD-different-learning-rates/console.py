@@ -97,7 +97,7 @@ class Saver(tf.train.Saver):
     """A `tf.train.Saver` that says when it restores, and fails to in one line."""
 
     def __init__(self, name, **kwargs):
-        """See `tf.train.Saver`; `name` is who is speaking, for example 'worker 0'."""
+        """See `tf.train.Saver`; `name` is who is speaking, such as 'worker 0'; None: nobody."""
         super().__init__(**kwargs)
         self._name = name
 
@@ -120,7 +120,8 @@ class Saver(tf.train.Saver):
             sys.exit(f'The checkpoint {save_path} cannot be restored, it is damaged or of another '
                      f'model ({str(error).splitlines()[0][:200]}). Give another --model_dir, or '
                      'delete it.')
-        print(f'{self._name}: resumes from {save_path}', flush=True)
+        if self._name:
+            print(f'{self._name}: resumes from {save_path}', flush=True)
 
 
 class Progress:
