@@ -73,10 +73,15 @@ class Barrier(tf.train.SessionRunHook):
                 step_at_push = global_step.read_value()
             with tf.control_dependencies([step_at_push]):
                 gradients = [tf.identity(arrived), *gradients[1:]]
-        # The local step lives on the ps, where all that reads and writes it is; by the name of this
-        # worker, or all would share one.
+        # The local step lives on the ps, where all that reads and writes it is; by a name of this
+        # worker's own, or all would share one.
+        def create(next_creator, **kwargs):
+            if kwargs['name'] == 'sync_rep_local_step':
+                kwargs['name'] += f'_{task_index}'
+            return next_creator(**kwargs)
+
         with tf.device(global_step.device):
-            with tf.name_scope(f'worker_{task_index}'):
+            with tf.variable_creator_scope(create):
                 self.push = sync.apply_gradients(zip(gradients, variables), global_step)
             stamp = next(op.inputs[1] for op in tf.get_default_graph().get_operations()
                          if op.type.endswith('AccumulatorApplyGradient'))

@@ -22,9 +22,10 @@ def failures(name):
     try:
         yield
     except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
-        reason = error.message.strip().split('\n')[0][:200]
-        cluster.give_up(f'{name}: lost another worker ({reason}). Start all of them again: with '
-                        '--model_dir they go on from the last checkpoint.')
+        # The first line may only say where.
+        reason = next((line for line in error.message.split('\n') if not line.endswith(':')), '')
+        cluster.give_up(f'{name}: lost another worker ({reason[:200]}). Start all of them again: '
+                        'with --model_dir they go on from the last checkpoint.')
 
 
 def _queue(task, name, dtypes, shapes):

@@ -15,12 +15,15 @@ import multiprocessing
 import os
 import pathlib
 import re
+import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
+import numpy as np
 import psutil
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -29,6 +32,7 @@ FOREIGN = {'PS', 'WORKERS', 'PORT', 'MODE'}  # a shell may have set these, and r
 DID = re.compile(r'[\w ]+: did (\d+) local steps, .*?(\d+) steps/s')
 RATE = 'steps/s in all'
 BARE = 'bare limit, ' + RATE
+STEPS = 'steps/s'
 
 
 class Run:
@@ -209,11 +213,58 @@ def _input_alone(folder, batches):
         return batches / (time.monotonic() - began)
 
 
-def windows(folder):
+def windows(folder, lengths=(10, 50), numbers=(1, 2)):
     """Returns cases for a folder whose workers train in windows of local steps."""
     return {f'{folder}, window {window}, {workers} worker{"s" * (workers > 1)}':
             functools.partial(together, folder, workers, 12000, window)
-            for window in (10, 50) for workers in (1, 2)}
+            for window in lengths for workers in numbers}
+
+
+def synchronous(folder, *flags):
+    """Measures two workers that make each step together."""
+    rates = Run(folder, '--train_steps=2000', *flags).rates()
+    return {STEPS: rates['steps/s per worker']}
+
+
+def loopback(size=2**28):
+    """Measures a plain TCP connection within this machine, one way."""
+    def send():
+        with socket.create_connection(server.getsockname()) as connection:
+            connection.sendall(bytes(size))
+
+    with socket.socket() as server:
+        server.bind(('localhost', 0))
+        server.listen(1)
+        sender = multiprocessing.get_context('fork').Process(target=send)
+        sender.start()
+        connection, _ = server.accept()
+        buffer, received = bytearray(2**20), 0
+        with connection:
+            began = time.monotonic()
+            while received < size:
+                received += connection.recv_into(buffer)
+            seconds = time.monotonic() - began
+        sender.join()
+    return {'MB/s': size / seconds / 1e6}
+
+
+def large(folder, *flags):
+    """Measures two workers that make each step together on the network for MNIST, 2.6 MB.
+
+    What they send: as much as the parameters, in a ring of two; twice that with a ps.
+    """
+    parameters = 4 * (784 * 500 + 500 + 500 * 500 + 500 + 500 * 10 + 10)
+    with tempfile.TemporaryDirectory() as directory:
+        noise = np.random.RandomState(0)  # what the images show does not matter to their speed
+        np.savez(os.path.join(directory, 'mnist.npz'),
+                 **{f'x_{part}': noise.randint(256, size=(2000, 28, 28), dtype=np.uint8)
+                    for part in ('train', 'test')},
+                 **{f'y_{part}': noise.randint(10, size=2000) for part in ('train', 'test')})
+        rates = Run(folder, '--train_steps=300', '--learning_rate=0.01', '--dataset=mnist',
+                    f'--data_dir={directory}', *flags).rates()
+    steps = rates['steps/s per worker']
+    per_worker = parameters if (ROOT / folder / 'ring.py').exists() else 2 * parameters
+    return {STEPS: steps, 'MB/s by two workers': steps * 2 * per_worker / 1e6}
 
 
 # What is measured, by name: functions that return a dict of figures.
@@ -225,6 +276,17 @@ CASES = {
     'HogWild, 2 workers': functools.partial(together, 'HogWild', 2, 4000),
     'HogWild, 4 workers': functools.partial(together, 'HogWild', 4, 3500),
     **windows('AGN'),
+    **windows('SAGN', [10], [2]),
+    **windows('Local-SGD', [10], [2]),
+    'Synchronous-SGD': functools.partial(synchronous, 'Synchronous-SGD'),
+    'Ring-AllReduce': functools.partial(synchronous, 'Ring-AllReduce'),
+    'Ring-AllReduce, collective': functools.partial(synchronous, 'Ring-AllReduce',
+                                                    '--implementation=collective'),
+    'TCP on loopback': loopback,
+    'Synchronous-SGD, MNIST': functools.partial(large, 'Synchronous-SGD'),
+    'Ring-AllReduce, MNIST': functools.partial(large, 'Ring-AllReduce'),
+    'Ring-AllReduce, MNIST, collective': functools.partial(large, 'Ring-AllReduce',
+                                                           '--implementation=collective'),
     **{f'Multiple-GPUs-Single-Machine, {mode}': functools.partial(
         two_devices, 'Multiple-GPUs-Single-Machine', mode, steps)
        for mode, steps in (('towers', {1: 6000, 2: 3000}), ('threads', {1: 6000, 2: 6000}))},
@@ -233,6 +295,14 @@ CASES = {
 
 # What is to be reached, and whether from above ('<=') or from below.
 TARGETS = {
+    'AGN, window 10, 1 worker, ' + RATE: '>= 0.8 of the bare limit',
+    'AGN, window 10, 2 workers, ' + RATE: '>= 1.2 of the bare limit',
+    'AGN, window 50, 1 worker, ' + RATE: '>= 1.2 of the bare limit',
+    'AGN, window 50, 2 workers, ' + RATE: '>= 1.8 of the bare limit',
+    'SAGN, window 10, 2 workers, ' + RATE: '>= 0.8 of AGN',
+    'Local-SGD, window 10, 2 workers, ' + RATE: '>= 0.8 of AGN',
+    'Synchronous-SGD, ' + STEPS: '>= 400, and HogWild per worker',
+    'Ring-AllReduce, ' + STEPS: '>= 400, and HogWild per worker',
     'Non-Distributed-Setup, ' + RATE: '>= 0.6 of the bare limit',
     'HogWild, 2 workers, ' + RATE: '>= 900',
     'HogWild, seconds to the first step': '<= 5',

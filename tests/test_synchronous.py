@@ -245,6 +245,18 @@ def test_accepted_and_dropped_are_all_that_was_sent(fed):
     assert dropped >= 10
 
 
+def test_an_optimizer_with_variables_of_its_own(workers, monkeypatch):
+    """They are shared by all workers, as the center is. Adam's first steps are of its rate."""
+    monkeypatch.setattr(tf.train, 'GradientDescentOptimizer', tf.train.AdamOptimizer)
+    made = workers('Synchronous-SGD', steps=2, learning_rate=0.5)
+    names = []
+    for worker in made:
+        with worker.graph.as_default():
+            names.append(sorted(variable.name for variable in tf.global_variables()))
+    assert names[0] == names[1] and len(names[0]) == 6
+    assert [together(made) for _ in range(2)] == pytest.approx([7.5, 7.0], abs=0.01)
+
+
 # Large minibatches (Goyal et al., section 2).
 
 @pytest.mark.parametrize('workers_per_step, step, rate', [
