@@ -40,7 +40,7 @@ def _held_back_stderr():
 
 
 if _QUIET:
-    os.environ['TF_CPP_MIN_LOG_LEVEL'] = '2'
+    os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'  # native errors are raised, too
     warnings.simplefilter('ignore')
 # While it loads, TensorFlow 2.21 heeds no log level; both versions complain when they find no GPU.
 with _held_back_stderr() if _QUIET else contextlib.nullcontext():

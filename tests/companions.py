@@ -1,8 +1,9 @@
 """Files and definitions that the folders share: finds copies that differ, and mends them.
 
-Two rules, and no list of names. A file that stands in the master folder and in another one has the
-same bytes in both. A definition that two worker.py share by name has the same text in both, except
-the seam, which is the scheme. A file that truly must differ says so, and why, in a comment within
+Two rules, and no list of names. A program or script that stands in two folders has the same bytes
+in both; its master is that of the master folder, or else of the first folder that has it. A
+definition that two worker.py share by name has the same text in both, except the seam, which is the
+scheme. A file that truly must differ says so, and why, in a comment within
 its first lines that begins with MARKER.
 """
 
@@ -13,17 +14,22 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 MASTER = 'Distributed-Setup'
 SEAM = 'Scheme'
 MARKER = 'Differs from Distributed-Setup:'
-OWN = {'README.md', 'worker.py', 'run.defaults'}  # of each folder, by design
+OWN = {'worker.py', 'train.py'}  # of each folder, by design
 
 
 def files(root=ROOT):
-    """Yields pairs of paths: a file of the master folder, and its copy in another folder."""
-    for master in sorted((root / MASTER).iterdir()):
-        if master.is_file() and master.name not in OWN:
-            for copy in sorted(root.glob(f'*/{master.name}')):
-                head = copy.read_text(encoding='utf-8').splitlines()[:30]
-                if copy != master and not any(MARKER in line for line in head):
-                    yield master, copy
+    """Yields pairs of paths: a file of the master folder, or of the first, and its copy."""
+    folders = sorted((path.parent for path in root.glob('*/run.sh')),
+                     key=lambda path: (path.name != MASTER, path))
+    masters = {}
+    for folder in folders:
+        for path in sorted([*folder.glob('*.py'), *folder.glob('*.sh')]):
+            head = path.read_text(encoding='utf-8').splitlines()[:30]
+            if path.name in OWN or any(MARKER in line for line in head):
+                continue
+            if path.name in masters:
+                yield masters[path.name], path
+            masters.setdefault(path.name, path)
 
 
 def definitions(path):

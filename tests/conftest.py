@@ -1,6 +1,7 @@
 """Fixtures: a cluster of real servers in this process, and workers that a test drives by hand."""
 
 import importlib.util
+import pathlib
 import re
 import sys
 import types
@@ -12,6 +13,7 @@ sys.path[:0] = [str(ROOT / 'Distributed-Setup'), str(ROOT / 'tests')]
 
 import console  # noqa: E402, F401  (before TensorFlow)
 from absl import flags  # noqa: E402
+import model  # noqa: E402, F401  (its flags are of no program)
 import tensorflow.compat.v1 as tf  # noqa: E402
 
 
@@ -25,12 +27,21 @@ def load_program(folder, name='worker'):
         flags.FLAGS[flag].allow_override = True  # train.py and cluster.py share the name of one
     spec = importlib.util.spec_from_file_location(f'{folder}-{name}', ROOT / folder / f'{name}.py')
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    for own in load_program.modules:
+        del sys.modules[own]
+    sys.path.append(str(ROOT / folder))  # for files that the master folder does not have
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.path[-1]
+    load_program.modules = {
+        key for key, value in list(sys.modules.items()) if folder != 'Distributed-Setup'
+        and pathlib.Path(getattr(value, '__file__', None) or '').parent == ROOT / folder}
     load_program.flags = set(flags.FLAGS) - before
     return module
 
 
-load_program.flags = set()
+load_program.flags, load_program.modules = set(), set()
 
 
 class Cluster:

@@ -34,8 +34,10 @@ STEP = re.compile(NAME + r': step (?P<step>\d+) of \d+, loss (?P<loss>\d+\.\d{3}
 DID = re.compile(NAME + rf': did (?P<local_steps>\d+) local steps(?:, {_FIGURE})*, \d+ steps/s')
 TEST = re.compile(NAME + r': test accuracy (?P<accuracy>[01]\.\d{3}) after (?P<step>\d+) steps, '
                   r'\d+\.\d s')
-WAITS = re.compile(NAME + r': ps \d+ at \S+ does not answer \(.+\); waiting')
-GOOD_LINES = BEGINS, RESUMES, STEP, DID, TEST, WAITS
+WAITS = re.compile(NAME + r': (?:ps|worker) \d+ at \S+ does not answer \(.+\); waiting')
+KEEPS = re.compile(NAME + r': (?P<task>\w+ \d+) keeps (?P<bytes>[\d,]+) B: (?P<variables>.+)')
+SENDS = re.compile(NAME + r': in a step (?P<task>\w+ \d+) sends (?P<bytes>[\d,]+) B .+')
+GOOD_LINES = BEGINS, RESUMES, STEP, DID, TEST, WAITS, KEEPS, SENDS
 
 
 def free_ports(count):
@@ -53,6 +55,11 @@ def free_ports(count):
 def examples():
     """Returns the names of all folders that have a run.sh."""
     return sorted(path.parent.name for path in ROOT.glob('*/run.sh'))
+
+
+def trainer(folder):
+    """Returns 'train' if a folder, a path, has one program that trains, 'worker' if many do."""
+    return 'train' if (folder / 'train.py').exists() else 'worker'
 
 
 class Program:
@@ -220,10 +227,16 @@ class Tasks:
           num_ps: int.
           num_workers: int.
           folder: name of a folder.
-          flags: strings, for each worker.
+          flags: strings, for each worker, or for the chief if the workers serve it.
         """
-        hosts = [f'localhost:{port}' for port in free_ports(num_ps + num_workers)]
+        *hosts, chief = [f'localhost:{port}' for port in free_ports(num_ps + num_workers + 1)]
         self.cluster = {'ps': hosts[:num_ps], 'worker': hosts[num_ps:]}
+        self._trainer = 'worker'
+        if trainer(ROOT / folder) == 'train':
+            self.cluster['chief'] = [chief]
+            self._trainer = 'chief'
+        if not num_ps:
+            del self.cluster['ps']
         self._programs = programs
         self._folder = folder
         self._flags = flags
@@ -231,15 +244,22 @@ class Tasks:
     def start(self, job, index, *flags):
         """Starts a task by TF_CONFIG; returns a `Program`."""
         config = {'cluster': self.cluster, 'task': {'type': job, 'index': index}}
-        flags = ('--num_threads=1',) + tuple(self._flags if job == 'worker' else ()) + flags
-        return self._programs.task(job, *flags, folder=self._folder, TF_CONFIG=json.dumps(config))
+        flags = ('--num_threads=1', *self._own(job), *flags)
+        return self._programs.task(self._program(job), *flags, folder=self._folder,
+                                   TF_CONFIG=json.dumps(config))
 
     def start_by_flags(self, job, index, *flags):
         """Starts a task by the host flags; returns a `Program`."""
         hosts = [f'--{kind}_hosts={",".join(self.cluster[kind])}' for kind in self.cluster]
-        flags = tuple(self._flags if job == 'worker' else ()) + flags
-        return self._programs.task(job, *hosts, f'--task_index={index}', *flags,
-                                   folder=self._folder)
+        return self._programs.task(self._program(job), *hosts, f'--task_index={index}',
+                                   *self._own(job), *flags, folder=self._folder)
+
+    def _own(self, job):
+        """Returns the flags of those that train."""
+        return self._flags if job == self._trainer else ()
+
+    def _program(self, job):
+        return 'train' if job == 'chief' else job
 
 
 def listens(address):

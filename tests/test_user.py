@@ -7,7 +7,7 @@ import sys
 from absl import flags
 from conftest import load_program, ROOT
 from processes import (BEGINS, checkpoints, DID, examples, GOOD_LINES, RESUMES, STEP,
-                       TEST)
+                       TEST, trainer)
 import pytest
 
 CHANCE = 0.5  # one of ten digits: to guess this many of the 297 right is out of reach
@@ -33,7 +33,7 @@ def start(programs, copy, *flags):
 
 def slow_flags(copy):
     """Returns flags for a run in which a worker that comes seconds late finds work left."""
-    if not (copy / 'worker.py').exists():
+    if trainer(copy) == 'train':
         return []
     worker = load_program(copy.name)
     flags.FLAGS([''])
@@ -50,11 +50,13 @@ def check(run, copy, steps):
     test, = run.matches(TEST)
     assert int(test['step']) >= steps
     assert float(test['accuracy']) > CHANCE, str(run)
-    assert test['name'] == ('worker 0' if (copy / 'worker.py').exists() else 'train')
+    assert test['name'] == {'worker': 'worker 0', 'train': 'train'}[trainer(copy)]
     names = [match['name'] for match in run.matches(DID)]
     assert sorted(names) == sorted(match['name'] for match in run.matches(BEGINS))
-    if (copy / 'worker.py').exists():
+    if trainer(copy) == 'worker':
         assert sorted(names) == [f'worker {i}' for i in range(len(names))]
+    else:
+        assert names == ['train']
 
 
 def test_run_then_resume(programs, copy, tmp_path):
