@@ -219,6 +219,8 @@ def main(_):
     threads = concurrent.futures.ThreadPoolExecutor(len(scheme.train_ops))
     with session:
         progress = console.Progress('train', session.run(global_step))
+        for ps in range(cluster_spec.num_tasks('ps')):
+            progress.say(traffic.kept('ps', ps, tf.global_variables()))
         measure(progress, session, scheme.train_ops[0], replicas)
         one_at_a_time = threading.Lock()
 
