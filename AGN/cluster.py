@@ -13,6 +13,8 @@ import console
 import tensorflow.compat.v1 as tf
 
 FLAGS = flags.FLAGS
+flags.DEFINE_list('chief_hosts', None, 'host:port of the chief, if it is a task of its own: '
+                  'where there is a train.py')
 flags.DEFINE_list('ps_hosts', None, 'host:port of each parameter server, by commas')
 flags.DEFINE_list('worker_hosts', None, 'host:port of each worker; the first one is the chief')
 flags.DEFINE_integer('task_index', None, 'which of its hosts this process is: 0, 1, ...',
@@ -27,11 +29,11 @@ def resolve(task_type, jobs=('ps', 'worker')):
     """Finds out who is in the cluster and which of its tasks this process is.
 
     Reads TF_CONFIG, which schedulers and run.sh set, or the flags --ps_hosts, --worker_hosts and
-    --task_index.
+    the like, and --task_index.
 
     Args:
-      task_type: 'ps' or 'worker', which program this is.
-      jobs: which jobs there are.
+      task_type: one of the jobs, which program this is.
+      jobs: tuple of strings, what jobs the cluster has.
 
     Returns:
       A `tf.distribute.cluster_resolver.SimpleClusterResolver`.
@@ -39,19 +41,20 @@ def resolve(task_type, jobs=('ps', 'worker')):
     Raises:
       SystemExit: with what is wrong, and what to do; also when the task's port is in use.
     """
-    hosts = {'ps': FLAGS.ps_hosts, 'worker': FLAGS.worker_hosts}
-    hosts = {job: hosts[job] for job in hosts if job in jobs or hosts[job]}
-    by_flags = any(hosts.values()) or FLAGS.task_index is not None
+    hosts = {'chief': FLAGS.chief_hosts, 'ps': FLAGS.ps_hosts, 'worker': FLAGS.worker_hosts}
+    hosts = {job: addresses for job, addresses in hosts.items() if addresses is not None}
+    names = ', '.join([f'--{job}_hosts' for job in jobs] + ['--task_index'])
+    by_flags = hosts or FLAGS.task_index is not None
     if by_flags and os.environ.get('TF_CONFIG'):
-        sys.exit('The cluster is given twice: by TF_CONFIG and by the flags --ps_hosts, '
-                 '--worker_hosts, --task_index. Unset the one or leave out the others.')
+        sys.exit(f'The cluster is given twice: by TF_CONFIG and by the flags {names}. Unset the '
+                 'one or leave out the others.')
     if by_flags:
-        source, task_id = '--ps_hosts, --worker_hosts, --task_index', FLAGS.task_index
+        source, task_id = names, FLAGS.task_index
     elif os.environ.get('TF_CONFIG'):
-        source, (hosts, task_id) = 'TF_CONFIG', _from_tf_config(task_type)
+        source, (hosts, task_id) = 'TF_CONFIG', _from_tf_config(task_type, jobs)
     else:
         sys.exit('No cluster is given. `bash run.sh` starts one on this machine; on several hosts '
-                 'give --ps_hosts, --worker_hosts and --task_index, or set TF_CONFIG.')
+                 f'give {names}, or set TF_CONFIG.')
     try:
         _check(hosts, jobs, task_type, task_id)
     except ValueError as error:
@@ -60,16 +63,17 @@ def resolve(task_type, jobs=('ps', 'worker')):
         tf.train.ClusterSpec(hosts), task_type=task_type, task_id=task_id)
 
 
-def _from_tf_config(task_type):
+def _from_tf_config(task_type, jobs):
     """Returns a dict of hosts by job, and the index of this task."""
-    example = ('{"cluster": {"ps": ["host0:2222"], "worker": ["host1:2222"]}, '
-               f'"task": {{"type": "{task_type}", "index": 0}}}}')
+    example = json.dumps({'cluster': {job: [f'host{i}:2222'] for i, job in enumerate(jobs)},
+                          'task': {'type': task_type, 'index': 0}})
     try:
         config = json.loads(os.environ['TF_CONFIG'])
         hosts, task = dict(config['cluster']), config['task']
         task_id = int(task['index'])
         if task['type'] != task_type:
-            sys.exit(f'TF_CONFIG says that this task is a {task["type"]}: start {task["type"]}.py.')
+            program = 'train' if task['type'] == 'chief' else task['type']
+            sys.exit(f'TF_CONFIG says that this task is a {task["type"]}: start {program}.py.')
     except (ValueError, KeyError, TypeError) as error:
         sys.exit(f'TF_CONFIG cannot be read ({type(error).__name__}: {error}). It looks like '
                  f'{example}')
@@ -86,7 +90,7 @@ def _check(hosts, jobs, task_type, task_id):
     if task_id is None or not 0 <= task_id < len(hosts[task_type]):
         raise ValueError(f'the index of this {task_type} is {task_id}, and there are '
                          f'{len(hosts[task_type])} (counted from 0)')
-    addresses = sum(hosts.values(), [])
+    addresses = [address for job in jobs for address in hosts[job]]
     for address in addresses:
         host, _, port = str(address).rpartition(':')
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
@@ -135,7 +139,7 @@ def watch(resolver, job='ps', patience_secs=None):
     should come back.
 
     Args:
-      resolver: a cluster resolver, of a worker.
+      resolver: a cluster resolver, of a worker or of the chief.
       job: 'ps' or 'worker', whom to watch.
       patience_secs: float, how long to wait for one that answered before; --patience_secs if None,
         and always for those that are not there yet.
@@ -143,6 +147,7 @@ def watch(resolver, job='ps', patience_secs=None):
     Returns:
       A `threading.Event`: set it to stop.
     """
+    me = 'train' if resolver.task_type == 'chief' else f'worker {resolver.task_id}'
     addresses = dict(enumerate(resolver.cluster_spec().job_tasks(job)))
     if job == resolver.task_type:
         del addresses[resolver.task_id]
@@ -157,7 +162,7 @@ def watch(resolver, job='ps', patience_secs=None):
                 heard[i] = told[i] = time.monotonic()
                 continue
             silent = True
-            line = f'worker {resolver.task_id}: {job} {i} at {address} does not answer ({reason})'
+            line = f'{me}: {job} {i} at {address} does not answer ({reason})'
             if time.monotonic() - heard[i] > patience_secs:
                 give_up(f'{line}. Gave up after {patience_secs:g} s.')
             if time.monotonic() - told[i] > 5:
@@ -224,8 +229,8 @@ class WorkerSessionCreator(tf.train.SessionCreator):
 class _Saver(console.Saver):
     """Restores only parameters that are lost."""
 
-    def __init__(self, lost):
-        super().__init__('worker 0', sharded=True)  # each ps writes its own
+    def __init__(self, name, lost):
+        super().__init__(name, sharded=True)  # each ps writes its own
         self._lost = lost
 
     def restore(self, sess, save_path):
@@ -233,7 +238,7 @@ class _Saver(console.Saver):
             super().restore(sess, save_path)
 
 
-def chief_scaffold(model_dir):
+def chief_scaffold(model_dir, name='worker 0'):
     """Makes the `tf.train.Scaffold` of a chief that undoes nobody's work.
 
     A chief that died and comes back finds the parameters alive on the ps, and the others at work on
@@ -241,6 +246,7 @@ def chief_scaffold(model_dir):
 
     Args:
       model_dir: string or None, where the checkpoints are.
+      name: string, who is speaking when it restores.
 
     Raises:
       SystemExit: if `model_dir` cannot be used.
@@ -253,12 +259,12 @@ def chief_scaffold(model_dir):
         if session.run(lost).size:
             session.run(initialize)
 
-    return tf.train.Scaffold(init_op=tf.no_op(), init_fn=initialize_lost, saver=_Saver(lost))
+    return tf.train.Scaffold(init_op=tf.no_op(), init_fn=initialize_lost, saver=_Saver(name, lost))
 
 
-def _done_queue(ps):
-    """Returns the queue on parameter server `ps` into which a worker puts its index at its end."""
-    with tf.device(f'/job:ps/task:{ps}/device:CPU:0'):
+def _done_queue(job, task):
+    """Returns the queue on a task into which those it serves put their index at their end."""
+    with tf.device(f'/job:{job}/task:{task}/device:CPU:0'):
         return tf.FIFOQueue(-1, tf.int32, shapes=[()], shared_name='done')
 
 
@@ -268,34 +274,37 @@ class SayDone(tf.train.SessionRunHook):
     It does not wait for a ps to listen: some engines bring their own.
     """
 
-    def __init__(self, resolver):
+    def __init__(self, resolver, jobs=('ps',)):
+        """Takes a cluster resolver, and the jobs whose tasks serve this process."""
         self._task_id = resolver.task_id
-        self._num_ps = resolver.cluster_spec().num_tasks('ps')
+        self._tasks = [(job, task) for job in jobs
+                       for task in range(resolver.cluster_spec().num_tasks(job))]
 
     def begin(self):
-        self._say = [_done_queue(ps).enqueue(self._task_id) for ps in range(self._num_ps)]
+        self._say = [_done_queue(*task).enqueue(self._task_id) for task in self._tasks]
 
     def end(self, session):
         session.run(self._say)
 
 
-def wait_until_done(server, resolver):
+def wait_until_done(server, resolver, job='worker'):
     """Keeps a ps until it is needed no longer.
 
     That is, until each worker has said that it is done. Once one has, others that do not answer for
     --patience_secs are given up: a ps that was restarted has not heard who was done before.
 
     Args:
-      server: `tf.train.Server` of this ps.
+      server: `tf.train.Server` of this ps, or of another task that serves.
       resolver: a cluster resolver.
+      job: string, whom it serves.
     """
-    addresses = resolver.cluster_spec().job_tasks('worker')
+    addresses = resolver.cluster_spec().job_tasks(job)
     missing = set(range(len(addresses)))
     heard = {}
-    queue = _done_queue(resolver.task_id)
+    queue = _done_queue(resolver.task_type, resolver.task_id)
     size, dequeue = queue.size(), queue.dequeue()
     # Without the filter this session would say good-bye to workers that are gone, for up to 70 s.
-    config = tf.ConfigProto(device_filters=[f'/job:ps/task:{resolver.task_id}'])
+    config = tf.ConfigProto(device_filters=[f'/job:{resolver.task_type}/task:{resolver.task_id}'])
     with tf.Session(server.target, config=config) as session:
         while missing:
             # Looks before it takes: a dequeue that is given up after a while may swallow an entry.
@@ -311,8 +320,8 @@ def wait_until_done(server, resolver):
                     heard[worker] = time.monotonic()
                 elif time.monotonic() - silent_since > FLAGS.patience_secs:
                     missing.discard(worker)
-                    print(f'ps {resolver.task_id}: worker {worker} never said that it is done, and '
-                          f'does not answer', flush=True)
+                    print(f'{resolver.task_type} {resolver.task_id}: {job} {worker} never said '
+                          'that it is done, and does not answer', flush=True)
     # A worker closes its session after it said done, and would hang if the ps were gone by then. On
     # a busy machine that takes more than a moment.
     deadline = time.monotonic() + FLAGS.patience_secs

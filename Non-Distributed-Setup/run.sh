@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Runs this folder's programs on this machine until they end: parameter servers and workers, each a
-# process of its own. Prepares the data before, and starts an evaluator, where the folder has one.
+# Runs this folder's programs on this machine until they end: parameter servers (if there is a
+# ps.py) and workers, each a process of its own. With a train.py, that is the chief, whom they serve.
+# Prepares the data before, and starts an evaluator, where the folder has one.
 #
 #     bash run.sh                               with the defaults
-#     WORKERS=4 PS=2 bash run.sh --train_steps=5000    more processes; flags go to the workers
+#     WORKERS=4 PS=2 bash run.sh --train_steps=5000    more processes; flags go to the workers,
+#                                               or to the chief
 #     PORT=2222 bash run.sh                     fixed ports, from 2222 on, instead of free ones
 #     PYTHON=python3.7 bash run.sh              another interpreter
 #
@@ -41,6 +43,10 @@ for name in PS WORKERS PORT; do
   esac
 done
 
+chiefs=0
+[ ! -f "$here/train.py" ] || chiefs=1
+tasks=$((PS + WORKERS + chiefs))
+
 # Ports below the range from which systems take those of outgoing connections.
 free_ports='
 import random, socket, sys
@@ -51,13 +57,13 @@ for port in random.sample(range(10000, 32768), 1000):
             ports.append(port)
 print(*ports)'
 if [ -n "${PORT:-}" ]; then
-  if [ $((PORT + PS + WORKERS)) -gt 65536 ]; then
+  if [ $((PORT + tasks)) -gt 65536 ]; then
     echo "run.sh: the ports from PORT=$PORT on are too few: the last one is 65535" >&2
     exit 1
   fi
-  ports=$(seq "$PORT" $((PORT + PS + WORKERS - 1)))
+  ports=$(seq "$PORT" $((PORT + tasks - 1)))
 else
-  ports=$("$PYTHON" -S -c "$free_ports" $((PS + WORKERS))) || exit 1
+  ports=$("$PYTHON" -S -c "$free_ports" "$tasks") || exit 1
 fi
 hosts=()
 for port in $ports; do
@@ -67,16 +73,18 @@ done
 list() { local IFS=,; echo "[${hosts[*]:$1:$2}]"; }
 cluster="\"worker\": $(list "$PS" "$WORKERS")"
 [ "$PS" = 0 ] || cluster="\"ps\": $(list 0 "$PS"), $cluster"
+[ "$chiefs" = 0 ] || cluster+=", \"chief\": $(list $((PS + WORKERS)) 1)"
 
 # Each process gets its share of the cores: more threads than cores only wait for each other.
 cores=$(getconf _NPROCESSORS_ONLN)
-threads=$((cores / (PS + WORKERS)))
+threads=$((cores / tasks))
 [ "$threads" -ge 1 ] || threads=1
 
 pids=()
 # start TYPE INDEX FLAGS...: one task of the cluster
 start() {
   local task="{\"type\": \"$1\", \"index\": $2}" program=$here/$1.py
+  [ "$1" != chief ] || program=$here/train.py
   shift 2
   TF_CONFIG="{\"cluster\": {$cluster}, \"task\": $task}" \
     "$PYTHON" "$program" --num_threads="$threads" "$@" &
@@ -107,12 +115,15 @@ for ((i = 0; i < PS; i++)); do
   CUDA_VISIBLE_DEVICES='' start ps "$i"  # the GPUs are for the workers
 done
 for ((i = 0; i < WORKERS; i++)); do
-  if [ "${#gpus[@]}" -gt 0 ]; then
+  if [ "$chiefs" -gt 0 ]; then
+    start worker "$i"
+  elif [ "${#gpus[@]}" -gt 0 ]; then
     CUDA_VISIBLE_DEVICES=${gpus[i]} start worker "$i" "$@"
   else
     start worker "$i" "$@"
   fi
 done
+[ "$chiefs" = 0 ] || CUDA_VISIBLE_DEVICES='' start chief 0 "$@"
 if [ -f "$here/evaluator.py" ]; then
   CUDA_VISIBLE_DEVICES='' start evaluator 0 "$@"
 fi

@@ -33,6 +33,7 @@ DID = re.compile(r'[\w ]+: did (\d+) local steps, .*?(\d+) steps/s')
 RATE = 'steps/s in all'
 BARE = 'bare limit, ' + RATE
 STEPS = 'steps/s'
+HOTTEST = 'bytes that the busiest ps sends in a step'
 
 
 class Run:
@@ -136,9 +137,9 @@ def _bare_loop(steps):
         return steps / (time.monotonic() - began)
 
 
-def one_process(folder, steps):
-    """Measures a folder without a cluster."""
-    rates = Run(folder, f'--train_steps={steps}').rates()
+def one_process(folder, steps, *flags):
+    """Measures a folder of which one process trains."""
+    rates = Run(folder, f'--train_steps={steps}', *flags).rates()
     return {RATE: rates[RATE]}
 
 
@@ -267,6 +268,23 @@ def large(folder, *flags):
     return {STEPS: steps, 'MB/s by two workers': steps * 2 * per_worker / 1e6}
 
 
+def placement(strategy, network, steps):
+    """Measures one worker on two parameter servers, and the load of the one that has more."""
+    run = Run('Parameter-Placement', f'--strategy={strategy}', f'--network={network}',
+              f'--train_steps={steps}', '--log_every_n_steps=5000', WORKERS='1', PS='2')
+    printed = '\n'.join(line for _, line in run.lines)
+    sent = re.findall(r'in a step ps \d+ sends ([\d,]+) B', printed)
+    return {RATE: run.rates()[RATE], HOTTEST: max(int(size.replace(',', '')) for size in sent)}
+
+
+def in_graph(mode, workers, local_steps):
+    """Measures the replicas that one chief drives."""
+    steps = local_steps // workers if mode == 'sync' else local_steps
+    run = Run('In-Graph-Replication', f'--mode={mode}', f'--train_steps={steps}',
+              '--log_every_n_steps=5000', WORKERS=str(workers))
+    return {RATE: run.rates()[RATE]}
+
+
 # What is measured, by name: functions that return a dict of figures.
 CASES = {
     'bare limit': functools.partial(bare_limit, 10000),
@@ -291,6 +309,15 @@ CASES = {
         two_devices, 'Multiple-GPUs-Single-Machine', mode, steps)
        for mode, steps in (('towers', {1: 6000, 2: 3000}), ('threads', {1: 6000, 2: 6000}))},
     'Distributed-MNIST': functools.partial(with_its_input, 'Distributed-MNIST', 2, 2000),
+    **{f'Parameter-Placement, {network}, {strategy}':
+       functools.partial(placement, strategy, network, 1500)
+       for network, strategy in [('uneven', 'round_robin'), ('uneven', 'greedy'),
+                                 ('deep', 'greedy'), ('deep', 'fused')]},
+    **{f'In-Graph-Replication, {mode}, 2 workers': functools.partial(in_graph, mode, 2, 3000)
+       for mode in ('sync', 'async')},
+    **{f'Model-Parallel, {split}':
+       functools.partial(one_process, 'Model-Parallel', 3000, f'--split={split}')
+       for split in ('none', 'layers', 'columns')},
 }
 
 # What is to be reached, and whether from above ('<=') or from below.
@@ -311,6 +338,7 @@ TARGETS = {
     'Multiple-GPUs-Single-Machine, towers, two, in what one does': '>= 1.0',
     'Multiple-GPUs-Single-Machine, threads, two, in what one does': '>= 1.3',
     'Distributed-MNIST, input alone, in what all workers consume': '>= 5',
+    'Parameter-Placement, uneven, greedy, ' + HOTTEST: '<= 0.6 of that with round_robin',
 }
 
 

@@ -1,10 +1,10 @@
 """Files and definitions that the folders share: finds copies that differ, and mends them.
 
-Two rules, and no list of names. A program that stands in two folders by the same name has the same
-bytes in both. A definition that two worker.py share by name has the same text in both, except the
-seam, which is the scheme. The master is the copy in the first of MASTERS that has one. A file that
-truly must differ says so, and why, in a comment within its first lines that begins with MARKER, and
-a definition in a comment within it.
+Two rules, and no list of names. A program or script that stands in two folders by the same name
+has the same bytes in both. A definition that two worker.py share by name has the same text in both,
+except the seam, which is the scheme. The master is the copy in the first of MASTERS that has one. A
+file that truly must differ says so, and why, in a comment within its first lines that begins with
+MARKER, and a definition in a comment within it.
 """
 
 import ast
@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 MASTERS = 'Distributed-Setup', 'Synchronous-SGD'  # others follow by the alphabet
 SEAM = 'Scheme'
 MARKER = 'Differs from Distributed-Setup:'
-OWN = {'worker.py'}  # of each folder, by design
+OWN = {'worker.py', 'train.py'}  # of each folder, by design
 
 
 def _masters_first(paths):
@@ -23,16 +23,20 @@ def _masters_first(paths):
     return sorted(paths, key=lambda path: (folders.get(path.parent.name, len(folders)), path))
 
 
+def _is_marked(path):
+    """Returns whether a program says that it differs."""
+    return any(MARKER in line for line in path.read_text(encoding='utf-8').splitlines()[:30])
+
+
 def files(root=ROOT):
     """Yields pairs of paths: a program in its master folder, and its copy in another folder."""
-    programs = [path for kind in ('py', 'sh') for path in root.glob(f'*/*.{kind}')
-                if (path.parent / 'run.sh').exists() and path.name not in OWN]
-    for name in sorted({path.name for path in programs}):
-        master, *copies = _masters_first(path for path in programs if path.name == name)
-        for copy in copies:
-            head = copy.read_text(encoding='utf-8').splitlines()[:30]
-            if not any(MARKER in line for line in head):
-                yield master, copy
+    masters = {}
+    for path in _masters_first(path for kind in ('py', 'sh') for path in root.glob(f'*/*.{kind}')):
+        if path.name in OWN or not (path.parent / 'run.sh').exists() or _is_marked(path):
+            continue
+        if path.name in masters:
+            yield masters[path.name], path
+        masters.setdefault(path.name, path)
 
 
 def definitions(path):

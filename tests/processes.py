@@ -35,17 +35,20 @@ DID = re.compile(NAME + rf': did (?P<local_steps>\d+) local steps(?:, {_FIGURE})
 TEST = re.compile(NAME + r': test accuracy (?P<accuracy>[01]\.\d{3}) after (?P<step>\d+) steps, '
                   r'\d+\.\d s')
 WAITS = re.compile(NAME + r': (?:ps|worker) \d+ at \S+ does not answer \(.+\); waiting')
-# TensorFlow 2.21 may log, in three lines, that a ps died before it was told to forget a graph.
-OF_A_DEAD_PS = (r'E0.* Cleanup partition error: .*|:\w+:Error received from peer .*|'
-                'Additional GRPC error information from remote target /job:ps/.*/CleanupGraph:')
+# TensorFlow 2.21 may log, in three lines, that a task died before it was told to forget a graph.
+OF_A_DEAD_TASK = (
+    r'E0.* Cleanup partition error: .*|:\w+:Error received from peer .*|'
+    r'Additional GRPC error information from remote target /job:\w+/.*/CleanupGraph:')
 INCOMPLETE = re.compile(NAME + r': the step is not complete after \d+ s; waiting')
 PREPARED = re.compile(r'prepare_data: \d+ examples in \d+ files, and \d+ to test on, are in .+')
 EVALUATED = re.compile(r'evaluator: checkpoint at step (?P<step>\d+), loss (?P<loss>\d+\.\d{3}), '
                        r'accuracy (?P<accuracy>[01]\.\d{3})')
 EXPORTED = re.compile(r'evaluator: exported to (?P<path>.+/export/(?P<step>\d+))')
+KEEPS = re.compile(NAME + r': (?P<task>\w+ \d+) keeps (?P<bytes>[\d,]+) B: (?P<variables>.+)')
+SENDS = re.compile(NAME + r': in a step (?P<task>\w+ \d+) sends (?P<bytes>[\d,]+) B .+')
 DEVICES = re.compile(NAME + r': towers on /device:.+')
-GOOD_LINES = (BEGINS, RESUMES, STEP, DID, TEST, WAITS, INCOMPLETE, DEVICES, PREPARED, EVALUATED,
-              EXPORTED)
+GOOD_LINES = (BEGINS, RESUMES, STEP, DID, TEST, WAITS, INCOMPLETE, KEEPS, SENDS, DEVICES,
+              PREPARED, EVALUATED, EXPORTED)
 
 
 def free_ports(count):
@@ -63,6 +66,11 @@ def free_ports(count):
 def examples():
     """Returns the names of all folders that have a run.sh."""
     return sorted(path.parent.name for path in ROOT.glob('*/run.sh'))
+
+
+def trainer(folder):
+    """Returns 'train' if a folder, a path, has one program that trains, 'worker' if many do."""
+    return 'train' if (folder / 'train.py').exists() else 'worker'
 
 
 class Program:
@@ -236,12 +244,16 @@ class Tasks:
           num_ps: int; 0 for a folder without.
           num_workers: int.
           folder: name of a folder.
-          flags: strings, for each worker.
+          flags: strings, for each worker, or for the chief if the workers serve it.
         """
-        hosts = [f'localhost:{port}' for port in free_ports(num_ps + num_workers)]
-        self.cluster = {'worker': hosts[num_ps:]}
+        hosts = [f'localhost:{port}' for port in free_ports(num_ps + num_workers + 1)]
+        self.cluster = {'worker': hosts[num_ps:-1]}
         if num_ps:
             self.cluster['ps'] = hosts[:num_ps]
+        self._trainer = 'worker'
+        if trainer(ROOT / folder) == 'train':
+            self.cluster['chief'] = hosts[-1:]
+            self._trainer = 'chief'
         self._programs = programs
         self._folder = folder
         self._flags = flags
@@ -249,15 +261,22 @@ class Tasks:
     def start(self, job, index, *flags):
         """Starts a task by TF_CONFIG; returns a `Program`."""
         config = {'cluster': self.cluster, 'task': {'type': job, 'index': index}}
-        flags = ('--num_threads=1',) + tuple(self._flags if job == 'worker' else ()) + flags
-        return self._programs.task(job, *flags, folder=self._folder, TF_CONFIG=json.dumps(config))
+        flags = ('--num_threads=1', *self._own(job), *flags)
+        return self._programs.task(self._program(job), *flags, folder=self._folder,
+                                   TF_CONFIG=json.dumps(config))
 
     def start_by_flags(self, job, index, *flags):
         """Starts a task by the host flags; returns a `Program`."""
         hosts = [f'--{kind}_hosts={",".join(self.cluster[kind])}' for kind in self.cluster]
-        flags = tuple(self._flags if job == 'worker' else ()) + flags
-        return self._programs.task(job, *hosts, f'--task_index={index}', *flags,
-                                   folder=self._folder)
+        return self._programs.task(self._program(job), *hosts, f'--task_index={index}',
+                                   *self._own(job), *flags, folder=self._folder)
+
+    def _own(self, job):
+        """Returns the flags of those that train."""
+        return self._flags if job == self._trainer else ()
+
+    def _program(self, job):
+        return 'train' if job == 'chief' else job
 
 
 def listens(address):

@@ -17,13 +17,12 @@ import model
 import numpy as np
 import processes
 from processes import (examples, free_ports, listens, Programs, ROOT, STEP, Tasks, TEST,
-                       wait_until)
+                       trainer, wait_until)
 import psutil
 import pytest
 import tensorflow.compat.v1 as tf
 
-PROGRAMS = [(folder, path.stem) for folder in examples()
-            for path in sorted((ROOT / folder).glob('*.py')) if path.stem in ('train', 'worker')]
+PROGRAMS = [(folder, trainer(ROOT / folder)) for folder in examples()]
 ENDLESS = ['--train_steps=1000000', '--log_every_n_steps=2', '--straggler=0:0.05,1:0.05']
 ONE_PS = '--ps_hosts=localhost:1 --worker_hosts=localhost:2 --task_index=0'.split()
 

@@ -129,6 +129,41 @@ def test_bad_flags(given, complaint):
     assert '\n' not in str(error.value)
 
 
+CHIEF = ['chief0:2220']
+
+
+@pytest.mark.parametrize('task_type', ['chief', 'ps', 'worker'])
+def test_a_chief_that_is_a_task_of_its_own(tf_config, task_type):
+    jobs = 'chief', 'ps', 'worker'
+    give_flags()
+    FLAGS['chief_hosts'].parse(CHIEF[0])
+    by_flags = cluster.resolve(task_type, jobs)
+    for flag in 'chief_hosts', 'ps_hosts', 'worker_hosts', 'task_index':
+        FLAGS[flag].value = None
+    tf_config(config(task_type, chief=CHIEF))
+    for resolver in by_flags, cluster.resolve(task_type, jobs):
+        assert resolver.cluster_spec().as_dict() == {'chief': CHIEF, 'ps': PS, 'worker': WORKERS}
+        assert (resolver.task_type, resolver.task_id) == (task_type, 0)
+
+
+@pytest.mark.parametrize('jobs, hosts, complaint', [
+    (('ps', 'worker'), dict(chief=CHIEF), 'the jobs are ps and worker, not chief, ps, worker'),
+    (('chief', 'ps', 'worker'), {}, 'no list of hosts for the job chief'),
+    (('chief', 'worker'), dict(chief=CHIEF), 'jobs are chief and worker, not chief, ps, worker'),
+    (('chief', 'ps', 'worker'), dict(chief=PS), 'ps0:2221 is there twice'),
+])
+def test_jobs_that_a_folder_does_not_have_or_misses(tf_config, jobs, hosts, complaint):
+    tf_config(config(**hosts))
+    with pytest.raises(SystemExit, match=f'^TF_CONFIG: .*{complaint}'):
+        cluster.resolve('worker', jobs)
+
+
+def test_a_chief_is_started_by_another_name(tf_config):
+    tf_config(config('chief', chief=CHIEF))
+    with pytest.raises(SystemExit, match=r'this task is a chief: start train\.py'):
+        cluster.resolve('worker', ('chief', 'ps', 'worker'))
+
+
 def test_no_cluster():
     with pytest.raises(SystemExit, match='No cluster is given.*`bash run.sh`'):
         cluster.resolve('worker')

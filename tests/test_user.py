@@ -32,7 +32,7 @@ def start(programs, copy, *flags):
 
 
 def has_scheme(copy):
-    """Returns whether the folder has a scheme, and runs in workers; others run in one process."""
+    """Returns whether the workers train, by a scheme; in other folders one process does."""
     return (copy / 'worker.py').exists() and hasattr(load_program(copy.name), 'Scheme')
 
 

@@ -1,0 +1,247 @@
+"""Model parallelism: one network, of which each worker keeps a part and computes with it.
+
+    y = f1(f0(x; theta0); theta1)    --split=layers: worker 0 has theta0, worker 1 has theta1
+    y = f1([x W0 | x W1]; theta1)    --split=columns: W0 and W1 are columns of one layer's weights
+
+What a worker keeps: its part of the parameters, and their momentum. What travels, in each step: the
+activations at the boundary, and their gradients back. Parameters never travel. This program, the
+chief, builds the one graph, and asks the workers to run it.
+
+Jeffrey Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, section 3.
+"""
+
+import console  # first: it loads TensorFlow without its banners
+import sys
+import time
+
+from absl import flags
+import cluster
+import model
+import tensorflow.compat.v1 as tf
+import traffic
+
+FLAGS = flags.FLAGS
+flags.DEFINE_integer('train_steps', 2000, 'updates of the variables', lower_bound=1)
+flags.DEFINE_integer('batch_size', 32, 'examples in the batch of a step', lower_bound=1)
+flags.DEFINE_float('learning_rate', 0.02, 'step size', lower_bound=0)
+flags.DEFINE_float('momentum', 0.9, 'how much of the last step the next one keeps', lower_bound=0)
+flags.DEFINE_integer('seed', 1, 'of the initial values and the order of the examples')
+flags.DEFINE_string('model_dir', None, 'directory for checkpoints and summaries, seen by all tasks')
+flags.DEFINE_float('save_checkpoint_secs', 60, 'time between checkpoints', lower_bound=0.1)
+flags.DEFINE_integer('log_every_n_steps', 500, 'steps between two lines', lower_bound=1)
+flags.DEFINE_enum('split', 'layers', ['layers', 'columns', 'none'],
+                  'layers: each worker has some layers; columns: each has columns of the first '
+                  'layer, worker 0 also the others; none: worker 0 has all')
+flags.DEFINE_list('hidden_units', ['128', '100', '64'], 'sizes of the hidden layers, by commas')
+
+_CLASSES = 10
+
+
+def layer_sizes():
+    """Returns the sizes of the layers, ints, the logits last.
+
+    Raises:
+      SystemExit: if --hidden_units is no list of sizes.
+    """
+    try:
+        sizes = [int(size) for size in FLAGS.hidden_units]
+        if not sizes or min(sizes) < 1:
+            raise ValueError
+    except ValueError:
+        sys.exit(f'--hidden_units={",".join(FLAGS.hidden_units)} is not of the form size,size,... '
+                 'with sizes of 1 and more.')
+    return sizes + [_CLASSES]
+
+
+def worker_device(task):
+    """Returns the device of a worker."""
+    return f'/job:worker/task:{task}'
+
+
+def dense(units, size, seed, first=0, last=None):
+    """Builds columns `first` to `last` (excluded) of a layer, where the device scope puts them.
+
+    Args:
+      units: [batch_size, n] float32.
+      size: int, how many columns the whole layer has.
+      seed: int. The initial values depend on it alone, and not on how the layer is split.
+      first: int.
+      last: int or None, to the end.
+
+    Returns:
+      [batch_size, last - first] float32: units times these weights, plus biases.
+    """
+    whole = tf.glorot_uniform_initializer(seed=seed)([int(units.shape[1]), size])
+    weights = tf.get_variable('weights', initializer=whole[:, first:last])
+    biases = tf.get_variable('biases', initializer=tf.zeros([size])[first:last])
+    return tf.nn.bias_add(tf.matmul(units, weights), biases)
+
+
+def split_by_layers(images, sizes, num_workers):
+    """Builds the network in stages: the first layers on worker 0, and so on to the last worker.
+
+    Args:
+      images: [batch_size, pixels] float32.
+      sizes: list of ints, how many columns the layers have.
+      num_workers: int.
+
+    Returns:
+      [batch_size, sizes[-1]] float32, the logits.
+    """
+    units = images
+    for i, size in enumerate(sizes):
+        device = worker_device(i * num_workers // len(sizes))
+        with tf.device(device), tf.variable_scope(f'layer_{i}'):
+            units = dense(units if i == 0 else tf.nn.relu(units), size, seed=i)
+    return units
+
+
+def split_by_columns(images, sizes, num_workers):
+    """Builds the network with the first layer's columns spread over the workers, the rest on 0.
+
+    Args and result are those of `split_by_layers`.
+    """
+    bounds = [sizes[0] * i // num_workers for i in range(num_workers + 1)]
+    parts = []
+    for i in range(num_workers):
+        with tf.device(worker_device(i)), tf.variable_scope(f'layer_0/columns_{i}'):
+            parts.append(tf.nn.relu(dense(images, sizes[0], 0, bounds[i], bounds[i + 1])))
+    with tf.device(worker_device(0)):
+        units = tf.concat(parts, axis=1)
+        for i, size in enumerate(sizes[1:], 1):
+            with tf.variable_scope(f'layer_{i}'):
+                units = dense(units if i == 1 else tf.nn.relu(units), size, seed=i)
+    return units
+
+
+def loss_and_accuracy(images, labels, hparams, sizes, num_workers):
+    """Builds the network over the workers, on a batch.
+
+    Args:
+      images: [batch_size, pixels] float32.
+      labels: [batch_size] int64, the classes.
+      hparams: object with the attribute split.
+      sizes: list of ints, how many columns the layers have.
+      num_workers: int, over how many workers to split.
+
+    Returns:
+      Two float32 scalars, where the logits are: the mean cross-entropy in nats, and the share of
+      right answers.
+    """
+    with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
+        split = split_by_columns if hparams.split == 'columns' else split_by_layers
+        logits = split(images, sizes, 1 if hparams.split == 'none' else num_workers)
+    with tf.device(logits.device):
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+        right = tf.equal(tf.argmax(logits, axis=1), labels)
+        return tf.reduce_mean(losses), tf.reduce_mean(tf.cast(right, tf.float32))
+
+
+class Scheme:
+    """SGD with momentum, each variable updated where it lives.
+
+    Attributes:
+      optimizers: dict of `tf.train.Optimizer` by device.
+      gradients: list of tensors, of the variables in order.
+      train_op: dict of tensors to run again and again: 'global_step' after the update; 'loss' and
+        'accuracy' on its batch.
+    """
+
+    def __init__(self, loss, accuracy, variables, global_step, hparams):
+        """Makes the ops.
+
+        Args:
+          loss: float32 scalar tensor, on a fresh batch.
+          accuracy: float32 scalar tensor, on the same batch.
+          variables: list of `tf.Variable`.
+          global_step: integer `tf.Variable`, counts the updates.
+          hparams: object with the attributes learning_rate and momentum.
+        """
+        # Colocated: else backward ops go where bare ones do, and activations travel there.
+        self.gradients = tf.gradients(loss, variables, colocate_gradients_with_ops=True)
+        self.optimizers, updates = {}, []
+        for device in sorted({variable.device for variable in variables}):
+            with tf.device(device):  # one for each, so that its step size need not travel
+                self.optimizers[device] = tf.train.MomentumOptimizer(hparams.learning_rate,
+                                                                     hparams.momentum)
+                updates.append(self.optimizers[device].apply_gradients(
+                    (gradient, variable) for gradient, variable in zip(self.gradients, variables)
+                    if variable.device == device))
+        with tf.control_dependencies(updates), tf.device(global_step.device):
+            step = global_step.assign_add(1).read_value()
+        self.train_op = {'global_step': step, 'loss': loss, 'accuracy': accuracy}
+
+
+class PastTheHooks(tf.train.SessionRunHook):
+    """Runs `fetches` past the hooks, which ask a worker for the global step in every run."""
+
+    def __init__(self, fetches):
+        self._fetches = fetches
+
+    def after_create_session(self, session, coord):
+        self.run = session.make_callable(self._fetches)
+
+
+def measure(progress, session, train_op, num_workers):
+    """Trains some steps with a trace, and says what the workers send each other in one."""
+    traces = []
+    while len(traces) < 5 and progress.global_step < FLAGS.train_steps:
+        traces.append(tf.RunMetadata())
+        with cluster.failures_of_ps():
+            progress.add(session.run_step_fn(lambda step_context: step_context.session.run(
+                train_op, options=traffic.TRACE, run_metadata=traces[-1])))
+    workers = [f'worker {i}' for i in range(num_workers)]
+    for (sender, receiver), sent in sorted(traffic.between_tasks(traces).items()):
+        if {sender, receiver} <= set(workers):
+            progress.say(f'in a step {sender} sends {sent} to {receiver}')
+
+
+def main(_):
+    resolver = cluster.resolve('chief', jobs=('chief', 'worker'))
+    cluster_spec = resolver.cluster_spec()
+    num_workers, sizes = cluster_spec.num_tasks('worker'), layer_sizes()
+    config = tf.ConfigProto(intra_op_parallelism_threads=FLAGS.num_threads,
+                            inter_op_parallelism_threads=FLAGS.num_threads)
+    server = tf.train.Server(cluster_spec, 'chief', 0, config=config)
+
+    tf.set_random_seed(FLAGS.seed)
+    with tf.device(worker_device(0)):
+        global_step = tf.train.get_or_create_global_step()
+    with tf.device('/job:chief/task:0'):  # the examples are here, batches go where they are used
+        batch, = model.train_batches(FLAGS.batch_size, count=1, seed=FLAGS.seed)
+        test_set = model.test_set()
+    loss, accuracy = loss_and_accuracy(*batch, FLAGS, sizes, num_workers)
+    _, test_accuracy = loss_and_accuracy(*test_set, FLAGS, sizes, num_workers)
+    scheme = Scheme(loss, accuracy, tf.trainable_variables(), global_step, FLAGS)
+
+    past_the_hooks = PastTheHooks(scheme.train_op)
+    hooks = [past_the_hooks, cluster.SayDone(resolver, jobs=('worker',))]
+    cluster.watch(resolver, 'worker')
+    session = tf.train.MonitoredTrainingSession(
+        server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,
+        scaffold=cluster.chief_scaffold(FLAGS.model_dir, 'train'), hooks=hooks, config=config,
+        save_checkpoint_secs=FLAGS.save_checkpoint_secs, save_summaries_steps=None,
+        save_summaries_secs=None, log_step_count_steps=None)
+
+    with session:
+        progress = console.Progress('train', session.run(global_step))
+        for worker in range(num_workers):
+            progress.say(traffic.kept('worker', worker, tf.global_variables()))
+        measure(progress, session, scheme.train_op, num_workers)
+
+        def train(step_context):
+            """Trains past the hooks for a second, and then runs them: checkpoints."""
+            until = time.time() + 1
+            with cluster.failures_of_ps():
+                while time.time() < until and progress.global_step < FLAGS.train_steps:
+                    progress.add(past_the_hooks.run())
+                step_context.run_with_hooks(global_step)
+
+        while progress.global_step < FLAGS.train_steps and not session.should_stop():
+            session.run_step_fn(train)
+        progress.done()
+        progress.test(session.run(test_accuracy))
+
+
+if __name__ == '__main__':
+    console.run(main)

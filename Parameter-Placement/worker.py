@@ -1,0 +1,402 @@
+"""Parameter placement: which parameter server keeps which part of the center.
+
+    c <- c - learning_rate * g(c)
+
+The rule is that of Distributed-Setup, and so is what this worker keeps and sends in each step. What
+differs is where it goes: --strategy spreads the center over the parameter servers. The one that has
+the most to read and to write is the one that all workers wait for.
+"""
+
+import console  # first: it loads TensorFlow without its banners
+import sys
+import time
+
+from absl import flags
+import cluster
+import networks as model  # model.py, and other networks to choose from
+import tensorflow.compat.v1 as tf
+import traffic
+
+FLAGS = flags.FLAGS
+flags.DEFINE_integer('train_steps', 3000, 'updates of the center, by all workers', lower_bound=1)
+flags.DEFINE_integer('batch_size', 32, 'examples in the batch of a local step', lower_bound=1)
+flags.DEFINE_float('learning_rate', 0.1, 'step size', lower_bound=0)
+flags.DEFINE_integer('seed', 1, 'of the initial values and the order of the examples')
+flags.DEFINE_string('model_dir', None, 'directory for checkpoints and summaries, seen by all tasks')
+flags.DEFINE_float('save_checkpoint_secs', 60, 'time between checkpoints', lower_bound=0.1)
+flags.DEFINE_integer('log_every_n_steps', 500, 'local steps between two lines', lower_bound=1)
+flags.DEFINE_list('straggler', [], 'worker:seconds[,...], artificial delays of each local step')
+flags.DEFINE_enum('strategy', 'greedy', ['round_robin', 'greedy', 'partitioned', 'fused'],
+                  'round_robin: one variable each, in turn; greedy: each to the ps that has the '
+                  'fewest bytes; partitioned: of each variable a part to each ps; fused: all '
+                  'variables in one vector, of which each ps has a part')
+
+
+class Greedy:
+    """A `ps_strategy` for `tf.train.replica_device_setter`: the emptiest ps gets the next variable.
+
+    Workers that do not agree where a variable is train different ones. So each must make the same
+    variables in the same order, with a Greedy of its own.
+
+    Attributes:
+      loads: list of ints, the bytes that each ps has so far.
+    """
+
+    def __init__(self, num_ps):
+        self.loads = [0] * num_ps
+
+    def __call__(self, op):
+        """Returns the index of the ps for what `op` makes: the first of those with least bytes."""
+        ps = self.loads.index(min(self.loads))
+        if op.type == 'VarHandleOp':  # nobody knows how large tables become
+            self.loads[ps] += (tf.TensorShape(op.get_attr('shape')).num_elements()
+                               * tf.as_dtype(op.get_attr('dtype')).size)
+        return ps
+
+
+def device_setter(strategy, cluster_spec, worker_device):
+    """Returns a device function: variables go where `strategy` says, other ops to this worker."""
+    # None is TensorFlow's own: in turn.
+    ps_strategy = (None if strategy == 'round_robin' else Greedy(cluster_spec.num_tasks('ps')))
+    return tf.train.replica_device_setter(cluster=cluster_spec, worker_device=worker_device,
+                                          ps_strategy=ps_strategy)
+
+
+def network_variables(build, worker_device):
+    """Asks a network which variables it wants. They are never used, but for their initial values.
+
+    Args:
+      build: function that makes them by `tf.get_variable`.
+      worker_device: string. On a ps they would count as load.
+
+    Returns:
+      List of `tf.Variable`, the trainable ones.
+    """
+    found = []
+
+    def get(getter, name, *args, **kwargs):
+        if kwargs.get('trainable') is False:
+            return getter(name, *args, **kwargs)
+        with tf.device(worker_device):
+            found.append(getter(name, *args, **dict(kwargs, trainable=False, collections=[])))
+        return found[-1]
+
+    with tf.variable_scope(tf.get_variable_scope(), custom_getter=get):
+        build()
+    return found
+
+
+class Placement:
+    """The parameters of a network as they are kept: whole, cut, or fused into one vector and cut.
+
+    Attributes:
+      variables: list of `tf.Variable`, what is kept, in order.
+    """
+
+    def __init__(self, strategy, initial_values, num_ps):
+        """Makes the variables, on the devices that the scope gives them.
+
+        Args:
+          strategy: a value of --strategy.
+          initial_values: dict of tensors by name; all strategies start from these.
+          num_ps: int, into how many parts to cut.
+
+        Raises:
+          SystemExit: if they cannot be fused.
+        """
+        self._shapes = {name: value.shape for name, value in initial_values.items()}
+        self._fused = strategy == 'fused'
+        if self._fused:
+            dtypes = sorted({value.dtype.base_dtype.name for value in initial_values.values()})
+            if len(dtypes) > 1:
+                sys.exit(f'--strategy=fused: the parameters are of several dtypes '
+                         f'({", ".join(dtypes)}), and one vector has one. Take another strategy.')
+            initial_values = {'fused': tf.concat(
+                [tf.reshape(value, [-1]) for value in initial_values.values()], axis=0)}
+        cut = self._fused or strategy == 'partitioned'
+        self._parts = []
+        for name, value in initial_values.items():
+            if cut and value.shape.rank:
+                # Along axis 0; the first parts are longer by one if it has to be.
+                self._parts.append(list(tf.get_variable(
+                    name, initializer=value, partitioner=tf.fixed_size_partitioner(num_ps))))
+            else:
+                self._parts.append([tf.get_variable(name, initializer=value)])
+        self.variables = [part for parts in self._parts for part in parts]
+
+    def whole(self, values):
+        """Puts together what the network is built on.
+
+        Args:
+          values: list of tensors, values for `variables`.
+
+        Returns:
+          List of tensors, of the names and shapes of the initial values.
+        """
+        rest = iter(values)
+        pieces = [[next(rest) for _ in parts] for parts in self._parts]
+        whole = [piece[0] if len(piece) == 1 else tf.concat(piece, axis=0) for piece in pieces]
+        if self._fused:
+            shapes = self._shapes.values()
+            flat = tf.split(whole[0], [shape.num_elements() for shape in shapes])
+            whole = [tf.reshape(value, shape) for value, shape in zip(flat, shapes)]
+        return whole
+
+
+def pull(variables, global_step):
+    """Reads the global step, then the variables, each on its ps.
+
+    Returns:
+      List of tensors on the ps: the global step, then the variables' values in order. Updates that
+      are counted later may be in the values already.
+    """
+    with tf.device(global_step.device):
+        step = global_step.read_value()
+    values = []
+    for variable in variables:
+        with tf.control_dependencies([step]), tf.device(variable.device):
+            values.append(variable.read_value())
+    return [step] + values
+
+
+def count(global_step, step_read):
+    """Counts an update of the center.
+
+    Args:
+      global_step: integer `tf.Variable`; it gets 1 more.
+      step_read: integer scalar tensor, the global step when the update's parameters were read.
+
+    Returns:
+      Two integer scalar tensors: the global step with this update, a number that no other update
+      gets; and the update's staleness, how many others were counted since `step_read`.
+    """
+    with tf.device(global_step.device):
+        before = tf.raw_ops.ResourceCountUpTo(resource=global_step.handle, limit=tf.int64.max,
+                                              T=tf.int64)
+        both = tf.stack([before + 1, before - step_read])  # they travel as one
+    return tf.unstack(both)
+
+
+def gradients_at(loss_at, values):
+    """Makes a fresh batch's gradients at `values`.
+
+    Returns:
+      A list of dense tensors of the values' shapes, and the batch's loss and accuracy.
+    """
+    loss, accuracy = loss_at(values)
+    gradients = tf.gradients(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    return [tf.convert_to_tensor(gradient) for gradient in gradients], loss, accuracy
+
+
+def add_to(variables, deltas):
+    """Returns an op that adds `deltas` to the variables, each where it lives; none is lost."""
+    return tf.group(*[variable.assign_add(delta, read_value=False)
+                      for variable, delta in zip(variables, deltas)])
+
+
+class Scheme:
+    """Plain SGD on a center that lives on the ps: one pull and one push in each local step.
+
+    Attributes:
+      hooks: list of `tf.train.SessionRunHook` that the scheme needs.
+      pull: list of tensors, the global step and the variables' values as read.
+      train_op: dict of tensors to run again and again: 'global_step' after this worker's update;
+        'loss' and 'accuracy' on its batch.
+    """
+
+    @staticmethod
+    def local_steps(_):
+        """Returns how many local steps, each on a fresh batch, one run of `train_op` makes."""
+        return 1
+
+    def __init__(self, loss_at, variables, global_step, hparams, task_index, num_workers):
+        """Makes the ops.
+
+        Args:
+          loss_at: function of a list of tensors, values for the variables, that returns the float32
+            scalars loss and accuracy on a fresh batch.
+          variables: list of `tf.Variable`, the center.
+          global_step: integer `tf.Variable`, counts updates of the center.
+          hparams: object with the attribute learning_rate.
+          task_index: int, which worker this is.
+          num_workers: int, how many there are.
+        """
+        self.hooks = []
+        self.pull = pull(variables, global_step)
+        gradients, loss, accuracy = gradients_at(loss_at, self.pull[1:])
+        # Not an optimizer's update on the ps: on TensorFlow 1.15 the step size would travel, too.
+        push = add_to(variables, [-hparams.learning_rate * gradient for gradient in gradients])
+        with tf.control_dependencies([push]):
+            step, _ = count(global_step, self.pull[0])
+        self.train_op = {'global_step': step, 'loss': loss, 'accuracy': accuracy}
+
+    def wait(self):
+        """Returns when this worker may begin its next run: at once, it waits for nobody."""
+
+
+def make_loss_at(variables, batches, delay):
+    """Makes the function that trains on values which are not (or not yet) in variables.
+
+    Args:
+      variables: list of `tf.Variable`, made by `model.loss_and_accuracy`.
+      batches: list of what `model.loss_and_accuracy` takes, one for each call.
+      delay: float, seconds to waste on each batch.
+
+    Returns:
+      Function of a list of tensors, values for the variables: builds the model with these values in
+      the variables' place, on a fresh batch, and returns its loss and its accuracy.
+    """
+    names = [variable.op.name for variable in variables]
+    fresh = iter(batches)
+
+    def loss_at(values):
+        value_of = dict(zip(names, values))
+
+        def get(getter, name, *args, **kwargs):
+            return value_of[name] if name in value_of else getter(name, *args, **kwargs)
+
+        batch = next(fresh)
+        if delay:
+            with tf.control_dependencies(values):
+                wasted = tf.py_func(lambda: time.sleep(delay), [], [])
+            with tf.control_dependencies([wasted]):
+                batch = [tf.identity(tensor) for tensor in batch]
+        with tf.variable_scope(tf.get_variable_scope(), reuse=True, custom_getter=get):
+            return model.loss_and_accuracy(*batch)
+
+    return loss_at
+
+
+def straggler_delay(task_index):
+    """Returns the seconds that --straggler lets this worker waste in each local step."""
+    try:
+        parts = [part.split(':') for part in FLAGS.straggler]
+        delays = {int(worker): float(seconds) for worker, seconds in parts}
+        if not all(0 <= delay < 1e6 for delay in delays.values()):
+            raise ValueError
+    except ValueError:
+        sys.exit(f'--straggler={",".join(FLAGS.straggler)} is not of the form worker:seconds, such '
+                 'as 1:0.05, or several of these by commas.')
+    return delays.get(task_index, 0.0)
+
+
+class PastTheHooks(tf.train.SessionRunHook):
+    """Trains past the hooks, which ask the ps for the global step in every run.
+
+    It is a hook to get hold of each new session: there is one after each failure of a ps.
+    """
+
+    def __init__(self, scheme):
+        self._scheme = scheme
+
+    def after_create_session(self, session, coord):
+        self._run = session.make_callable(self._scheme.train_op)
+
+    def run(self):
+        """Waits until this worker may go on, and returns the values of one run of `train_op`."""
+        self._scheme.wait()
+        return self._run()
+
+
+def make_scheme(batches, test_set, global_step, cluster_spec, worker_device):
+    """Makes the center as --strategy keeps it, and the ops that train and test it.
+
+    Args:
+      batches: list of what `model.loss_and_accuracy` takes, to train on.
+      test_set: the same, to test on.
+      global_step: integer `tf.Variable`.
+      cluster_spec: `tf.train.ClusterSpec`.
+      worker_device: string, this worker.
+
+    Returns:
+      The Scheme, and a float32 scalar tensor, the accuracy on the test set.
+    """
+    task_index = tf.DeviceSpec.from_string(worker_device).task
+    scope = 'network'
+    with tf.variable_scope(scope):
+        wanted = network_variables(lambda: model.loss_and_accuracy(*test_set), worker_device)
+    placement = Placement(FLAGS.strategy,
+                          {v.op.name[len(scope) + 1:]: v.initial_value for v in wanted},
+                          cluster_spec.num_tasks('ps'))
+    with tf.variable_scope(scope):
+        network_at = make_loss_at(wanted, [*batches, test_set], straggler_delay(task_index))
+        scheme = Scheme(lambda values: network_at(placement.whole(values)), placement.variables,
+                        global_step, FLAGS, task_index, cluster_spec.num_tasks('worker'))
+        _, test_accuracy = network_at(placement.whole(scheme.pull[1:]))
+    return scheme, test_accuracy
+
+
+def measure(progress, session, train_op, num_ps):
+    """Trains some steps with a trace, and says what one step of worker 0 asks of each ps."""
+    traces = []
+    while len(traces) < 5 and progress.global_step < FLAGS.train_steps:
+        traces.append(tf.RunMetadata())
+        with cluster.failures_of_ps():
+            progress.add(session.run_step_fn(lambda step_context: step_context.session.run(
+                train_op, options=traffic.TRACE, run_metadata=traces[-1])))
+    sent = traffic.between_tasks(traces)
+    for ps in range(num_ps if traces else 0):
+        read, written = sent[f'ps {ps}', 'worker 0'], sent['worker 0', f'ps {ps}']
+        progress.say(f'in a step ps {ps} sends {read} and gets {written}')
+
+
+def place_and_train(_):
+    resolver = cluster.resolve('worker')
+    cluster_spec, task_index = resolver.cluster_spec(), resolver.task_id
+    num_ps = cluster_spec.num_tasks('ps')
+    is_chief = task_index == 0
+    worker_device = f'/job:worker/task:{task_index}'
+    config = tf.ConfigProto(
+        # Without filters a session waits for all tasks of the cluster, and not only for the ps.
+        device_filters=['/job:ps', worker_device],
+        intra_op_parallelism_threads=FLAGS.num_threads,
+        inter_op_parallelism_threads=FLAGS.num_threads,
+        gpu_options=tf.GPUOptions(allow_growth=True))
+    server = tf.train.Server(cluster_spec, 'worker', task_index, config=config)
+
+    tf.set_random_seed(FLAGS.seed)
+    with tf.device(device_setter(FLAGS.strategy, cluster_spec, worker_device)):
+        global_step = tf.train.get_or_create_global_step()
+        local_steps = Scheme.local_steps(FLAGS)
+        batches = model.train_batches(FLAGS.batch_size, local_steps, task_index,
+                                      cluster_spec.num_tasks('worker'), FLAGS.seed)
+        scheme, test_accuracy = make_scheme(batches, model.test_set(), global_step, cluster_spec,
+                                            worker_device)
+
+    past_the_hooks = PastTheHooks(scheme)
+    hooks = scheme.hooks + [past_the_hooks, cluster.SayDone(resolver)]
+    cluster.watch(resolver)
+    if is_chief:
+        session = tf.train.MonitoredTrainingSession(
+            server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,
+            scaffold=cluster.chief_scaffold(FLAGS.model_dir), hooks=hooks, config=config,
+            save_checkpoint_secs=FLAGS.save_checkpoint_secs, save_summaries_steps=None,
+            save_summaries_secs=None, log_step_count_steps=None)
+    else:
+        session = tf.train.MonitoredSession(
+            cluster.WorkerSessionCreator(server.target, config), hooks)
+
+    with session:
+        progress = console.Progress(f'worker {task_index}', session.run(global_step), is_chief)
+        if is_chief:
+            for ps in range(num_ps):
+                progress.say(traffic.kept('ps', ps, tf.global_variables()))
+            measure(progress, session, scheme.train_op, num_ps)
+
+        def train(step_context):
+            """Trains past the hooks for a second, and then runs them: checkpoints."""
+            until = time.time() + 1
+            with cluster.failures_of_ps():
+                while time.time() < until and progress.global_step < FLAGS.train_steps:
+                    progress.add(past_the_hooks.run(), local_steps)
+                step_context.run_with_hooks(global_step)
+
+        while progress.global_step < FLAGS.train_steps and not session.should_stop():
+            session.run_step_fn(train)
+        progress.done()
+        if is_chief:
+            progress.test(session.run(test_accuracy))
+
+
+if __name__ == '__main__':
+    console.run(place_and_train)
