@@ -24,8 +24,8 @@ def failures(name):
     except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
         # The first line may only say where.
         reason = next((line for line in error.message.split('\n') if not line.endswith(':')), '')
-        cluster.give_up(f'{name}: lost another worker ({reason[:200]}). Start all of them again: with '
-                        '--model_dir they go on from the last checkpoint.')
+        cluster.give_up(f'{name}: lost another worker ({reason[:200]}). Start all of them again: '
+                        'with --model_dir they go on from the last checkpoint.')
 
 
 def _queue(task, name, dtypes, shapes):
