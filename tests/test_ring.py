@@ -162,8 +162,8 @@ def test_when_one_dies_all_end_and_a_new_start_resumes(started, programs, victim
     for i, worker in enumerate(workers):
         if i != victim:
             assert worker.wait() == 1, str(worker)
-            assert re.match(rf'worker {i}: (lost another worker|worker \d at .* Gave up after '
-                            '10 s)', worker.err[-1]), str(worker)
+            form = rf'worker {i}: (lost another worker|worker \d at .* Gave up after 10 s)'
+            assert re.match(form, worker.err[-1]), str(worker)
             # TensorFlow's own operation logs, on 2.21, what went wrong in it.
             assert len(worker.err) == 1 or implementation == 'collective', str(worker)
     assert time.monotonic() - died < 30
