@@ -111,7 +111,7 @@ class Scheme:
             accuracies.append(accuracy)
         # c - 1 * mean(c - x_i) = mean(x_i)
         self.barrier = barrier.Barrier(tf.train.GradientDescentOptimizer(1.), add(center, x, -1),
-                                 variables, global_step, hparams, task_index, num_workers)
+                                       variables, global_step, hparams, task_index, num_workers)
         self.hooks = [self.barrier]
         self.train_op = {'global_step': self.barrier.step, 'loss': mean(losses),
                          'accuracy': mean(accuracies), 'dropped': self.barrier.dropped}

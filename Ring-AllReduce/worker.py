@@ -33,7 +33,8 @@ flags.DEFINE_integer('log_every_n_steps', 500, 'local steps between two lines', 
 flags.DEFINE_list('straggler', [], 'worker:seconds[,...], artificial delays of each local step')
 flags.DEFINE_enum('implementation', 'ring', ['ring', 'collective'],
                   "ring: the queues in this file; collective: TensorFlow's own all-reduce")
-flags.DEFINE_boolean('scale_learning_rate', False, 'multiply the learning rate by that number')
+flags.DEFINE_boolean('scale_learning_rate', False, 'multiply the learning rate by how many '
+                     'workers there are')
 flags.DEFINE_integer('warmup_steps', 0, 'steps in which the learning rate grows to the scaled one',
                      lower_bound=0)
 

@@ -113,8 +113,8 @@ class Scheme:
             losses.append(loss)
             accuracies.append(accuracy)
         self.barrier = barrier.Barrier(tf.train.GradientDescentOptimizer(hparams.learning_rate),
-                                 [total / hparams.communication_window for total in a],
-                                 variables, global_step, hparams, task_index, num_workers)
+                                       [total / hparams.communication_window for total in a],
+                                       variables, global_step, hparams, task_index, num_workers)
         self.hooks = [self.barrier]
         self.train_op = {'global_step': self.barrier.step, 'loss': mean(losses),
                          'accuracy': mean(accuracies), 'dropped': self.barrier.dropped}

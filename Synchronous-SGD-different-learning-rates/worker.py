@@ -91,10 +91,10 @@ class Scheme:
         """
         self.pull = pull(variables, global_step)
         gradients, loss, accuracy = gradients_at(loss_at, self.pull[1:])
-        own_rate = learning_rate_of(task_index, hparams)
+        own_rate = learning_rate_of(task_index, num_workers, hparams)
         self.barrier = barrier.Barrier(tf.train.GradientDescentOptimizer(1.),
-                                 [own_rate * gradient for gradient in gradients], variables,
-                                 global_step, hparams, task_index, num_workers)
+                                       [own_rate * gradient for gradient in gradients], variables,
+                                       global_step, hparams, task_index, num_workers)
         self.hooks = [self.barrier]
         self.train_op = {'global_step': self.barrier.step, 'loss': loss, 'accuracy': accuracy,
                          'dropped': self.barrier.dropped}
@@ -104,12 +104,15 @@ class Scheme:
         self.barrier.wait()
 
 
-def learning_rate_of(task_index, hparams):
+def learning_rate_of(task_index, num_workers, hparams):
     """Returns this worker's learning rate, a float.
 
     Raises:
-      SystemExit: if a rate is not a number that is 0 or more.
+      SystemExit: if a rate is not a number that is 0 or more, or nobody's.
     """
+    if len(hparams.learning_rates) > num_workers:
+        sys.exit(f'--learning_rates has {len(hparams.learning_rates)} rates, and there are '
+                 f'{num_workers} workers.')
     if task_index >= len(hparams.learning_rates):
         return hparams.learning_rate
     try:

@@ -31,7 +31,8 @@ flags.DEFINE_string('model_dir', None, 'directory for checkpoints and summaries,
 flags.DEFINE_float('save_checkpoint_secs', 60, 'time between checkpoints', lower_bound=0.1)
 flags.DEFINE_integer('log_every_n_steps', 500, 'local steps between two lines', lower_bound=1)
 flags.DEFINE_list('straggler', [], 'worker:seconds[,...], artificial delays of each local step')
-flags.DEFINE_boolean('scale_learning_rate', False, 'multiply the learning rate by that number')
+flags.DEFINE_boolean('scale_learning_rate', False, 'multiply the learning rate by how many '
+                     'gradients make a step')
 flags.DEFINE_integer('warmup_steps', 0, 'steps in which the learning rate grows to the scaled one',
                      lower_bound=0)
 

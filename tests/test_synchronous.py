@@ -300,6 +300,11 @@ def test_a_rate_that_is_none(workers, rate):
         workers('Synchronous-SGD-different-learning-rates', learning_rates=['0.1', rate])
 
 
+def test_a_rate_too_many(workers):
+    with pytest.raises(SystemExit, match='^--learning_rates has 3 rates, and there are 2 workers'):
+        workers('Synchronous-SGD-different-learning-rates', learning_rates=['1', '2', '3'])
+
+
 @pytest.mark.parametrize('folder', HPARAMS)
 def test_more_pushes_than_workers(workers, folder):
     with pytest.raises(SystemExit, match='^--replicas_to_aggregate=3, and there are 2 workers: no'):
