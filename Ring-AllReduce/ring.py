@@ -61,7 +61,6 @@ class Ring(tf.train.SessionRunHook):
         steps = []
         if self._task_index:
             values = _queue(self._task_index, 'start', dtypes, shapes).dequeue()
-            values = values if isinstance(values, list) else [values]
             steps += [variable.assign(value) for variable, value in zip(variables, values)]
         if self._task_index + 1 < self._num_workers:
             with tf.control_dependencies(steps):

@@ -123,7 +123,7 @@ class ToyWorker:
 
             self.hparams = types.SimpleNamespace(**hparams)
             self.scheme = self.program.Scheme(loss_at, self.variables, global_step, self.hparams,
-                                         task_index, num_workers)
+                                              task_index, num_workers)
             self.global_step = global_step
             self._init = tf.global_variables_initializer()
             self._init_local = tf.local_variables_initializer()

@@ -22,7 +22,7 @@ BLOCKED = 0.5  # seconds; a step takes a hundredth of that
 
 @pytest.fixture
 def workers(toy):
-    """Makes workers of a scheme whose chief does its part for `steps` steps."""
+    """Makes workers of a scheme whose chief does its part for `steps` steps; see `toy`."""
     def make(folder, ms=(0, 4), steps=1, **changes):
         common = dict(replicas_to_aggregate=None, train_steps=steps, patience_secs=60.)
         return toy(folder, ms, **dict(common, **dict(HPARAMS[folder], **changes)))
@@ -131,9 +131,8 @@ def test_everybody_pulls_the_new_center_after_the_barrier(workers, folder):
 
 
 @pytest.mark.parametrize('folder', HPARAMS)
-def test_variables_of_any_shape_on_several_ps(workers, toy, folder):
-    common = dict(HPARAMS[folder], replicas_to_aggregate=None, train_steps=2, patience_secs=60.)
-    made = toy(folder, (0, 4), start=[8., [[8., 8., 8.], [8., 8., 8.]], [8.]], num_ps=2, **common)
+def test_variables_of_any_shape_on_several_ps(workers, folder):
+    made = workers(folder, steps=2, start=[8., [[8., 8., 8.], [8., 8., 8.]], [8.]], num_ps=2)
     expected = [together(made) for _ in range(2)][-1]
     assert expected < 8
     for value in made[0].session.run(made[0].variables):
@@ -144,11 +143,10 @@ def test_variables_of_any_shape_on_several_ps(workers, toy, folder):
 @pytest.mark.parametrize('folder, window', [
     ('Synchronous-SGD', 1), ('Synchronous-SGD-different-learning-rates', 1), ('SAGN', 2),
     ('Local-SGD', 2)])
-def test_a_run_moves_the_parameters_once_in_each_direction(toy, folder, window):
+def test_a_run_moves_the_parameters_once_in_each_direction(workers, folder, window):
     """However long the window. Within 1 % and the few bytes of counters."""
     size = 250000
-    common = dict(HPARAMS[folder], replicas_to_aggregate=None, train_steps=100, patience_secs=60.)
-    worker, = toy(folder, [0], start=[[1.] * size, [[2.] * 1000]], num_ps=2, **common)
+    worker, = workers(folder, [0], 100, start=[[1.] * size, [[2.] * 1000]], num_ps=2)
     assert worker.scheme.local_steps(worker.hparams) == window
     worker.step()
     parameters = 4 * (size + 1000)
