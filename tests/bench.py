@@ -62,17 +62,20 @@ class Run:
         process = subprocess.Popen(
             ['bash', str(ROOT / folder / 'run.sh'), *flags], stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, universal_newlines=True,
-            env=dict(own, PYTHON=sys.executable, **env))
+            env={**own, 'PYTHON': sys.executable, **env})
         limit = threading.Timer(TIME_LIMIT, process.terminate)
         limit.start()
         watch = threading.Thread(target=self._watch_memory, args=(process,))
         watch.start()
-        for line in process.stdout:
-            self.lines.append((time.monotonic() - began, line.rstrip()))
-        status = process.wait()
-        self.seconds = time.monotonic() - began
-        limit.cancel()
-        watch.join()
+        try:
+            for line in process.stdout:
+                self.lines.append((time.monotonic() - began, line.rstrip()))
+            status = process.wait()
+            self.seconds = time.monotonic() - began
+        finally:  # also when this program is told to end
+            process.terminate()
+            limit.cancel()
+            watch.join()
         if status:
             sys.exit('\n'.join([f'{folder}: status {status} after {self.seconds:.0f} s, of '
                                 f'{TIME_LIMIT} s at most:',

@@ -1,0 +1,344 @@
+"""Runs every example on the same problem; writes results.csv, a table and pictures.
+
+    python compare.py                          all of it, under an hour on two cores
+    python compare.py --quick                  each scheme once and short, under three minutes
+    python compare.py --only=HogWild,AGN       some folders only
+    python compare.py --draw                   the table and the pictures again, without any run
+
+The folders are found by rule: those with a model.py. Each run is one of the folder's own run.sh.
+results.csv is written after each run, so that a comparison that was stopped goes on from there with
+the same command. First come one seed and all that the pictures need; then as many more seeds as
+--minutes allows.
+"""
+
+import argparse
+import collections
+import csv
+import json
+import os
+import pathlib
+import platform
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+
+import tqdm
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent / 'tests'))
+
+import bench  # noqa: E402
+from examples import BARE, Example, examples  # noqa: E402
+import measure  # noqa: E402
+import plots  # noqa: E402
+import report  # noqa: E402
+
+DELAY = 0.005  # seconds that the straggler, worker 1, wastes in each local step
+WINDOWS = 1, 5, 10, 20, 50
+WORKERS = 1, 2, 4, 8
+MOST_SEEDS = 5
+TRACED = 10  # runs of a train op
+ENOUGH = 0.95  # of the test images
+
+# Local steps of all workers together in a run, by what it is for.
+LOCAL_STEPS = {'table': 10000, 'trace': 2000, 'straggler': 2000, 'window': 6000, 'workers': 3000}
+QUICK_STEPS = 1500
+
+# What to run, and so the key of a row in results.csv. The experiment 'quick' is a short run for the
+# table with a trace.
+Job = collections.namedtuple('Job', 'experiment folder workers window straggler seed local_steps')
+# What is measured. Staleness is a list of value:count, the curve of local step:seconds:accuracy.
+COLUMNS = [*Job._fields, 'steps', 'test_accuracy', 'steps_per_s', 'seconds_to_95', 'bytes_per_step',
+           'start_s', 'stop_s', 'accepted', 'dropped', 'staleness', 'curve', 'failed', 'seconds',
+           'date', 'machine', 'tensorflow']
+
+
+def machine():
+    """Returns in words what a run is made on."""
+    return f'{os.cpu_count()} cores, Python {platform.python_version()}'
+
+
+def job(experiment, example, seed=1, workers=None, window=None, straggler=0):
+    """Returns the `Job` for an `Example`; workers and window are its own unless given."""
+    if workers is None:
+        workers = 2 if example.free_workers else example.settings.workers
+    return Job(experiment, example.name, workers, window or example.window, straggler, seed,
+               LOCAL_STEPS.get(experiment, QUICK_STEPS))
+
+
+def for_the_table(found, seed):
+    """Returns the jobs of one seed, for a list of `Example`."""
+    jobs = [Job('table', BARE, 0, 1, 0, seed, LOCAL_STEPS['table'])]
+    jobs += [job('table', example, seed) for example in found]
+    jobs += [job('straggler', example, seed, straggler=DELAY) for example in found
+             if example.free_workers and 'straggler' in example.flags]
+    return jobs
+
+
+def for_the_pictures(found):
+    """Returns the jobs that need no second seed, for a list of `Example`."""
+    free = [example for example in found if example.free_workers]
+    return [*(job('trace', example) for example in found),
+            *(job('window', example, window=window) for example in free
+              if example.window > 1 for window in WINDOWS),
+            *(job('workers', example, workers=workers) for example in free
+              for workers in WORKERS)]
+
+
+def quick(found):
+    """Returns the jobs of --quick, for a list of `Example`."""
+    return [Job('quick', BARE, 0, 1, 0, 1, QUICK_STEPS)] + [job('quick', each) for each in found]
+
+
+def cost(each, rows):
+    """Returns about how many seconds a `Job` takes, from what the `rows` so far tell."""
+    rates = [float(row['steps_per_s']) for row in rows
+             if row['folder'] == each.folder and row['steps_per_s']]
+    rate = rates[-1] if rates else min(700 * each.window ** 0.5, 4000)
+    delays = each.straggler * each.local_steps / 2
+    return 3 + each.workers + each.local_steps / rate + delays
+
+
+def write(path, rows):
+    """Writes results.csv in one piece, so that whoever is stopped leaves a whole one."""
+    part = path.with_suffix('.part')
+    with part.open('w', newline='', encoding='utf-8') as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator='\n')
+        writer.writeheader()
+        writer.writerows(rows)
+    os.replace(str(part), str(path))
+
+
+def key(row):
+    """Returns the `Job` that a row is the result of, all strings."""
+    return tuple(row[field] for field in Job._fields)
+
+
+def interpreter(directory, traced):
+    """Writes a script for $PYTHON that runs the programs which train under observed.py."""
+    path = pathlib.Path(directory) / 'python'
+    path.write_text('#!/bin/sh\n'
+                    'case $1 in\n'
+                    f'  */worker.py | */train.py | */towers.py) set -- "{HERE}/observed.py" '
+                    f'"{directory}" {traced} "$@" ;;\n'
+                    'esac\n'
+                    f'exec "{sys.executable}" "$@"\n', encoding='utf-8')
+    path.chmod(0o700)
+    return str(path)
+
+
+def run(each, results_dir):
+    """Makes the run of a `Job`.
+
+    Returns:
+      Dict of what was measured, and what was printed as an error as 'failed'.
+    """
+    began = time.time()
+    row = dict(each._asdict(), date=time.strftime('%Y-%m-%d'), machine=machine())
+    try:
+        if each.folder == BARE:
+            rate, = bench.bare_limit(each.local_steps).values()
+            row.update(steps=each.local_steps, steps_per_s=round(rate))
+        else:
+            row.update(_run_folder(each, Example(each.folder), results_dir))
+    except SystemExit as error:
+        lines = str(error).splitlines()
+        row['failed'] = next((line for line in lines if 'diverged' in line), lines[-1])
+    return dict(row, seconds=round(time.time() - began, 2))
+
+
+def _run_folder(each, example, results_dir):
+    """Returns a dict of what a run of a folder's run.sh measures."""
+    env = {} if example.settings.workers == 0 else {'WORKERS': str(each.workers)}
+    flags = example.arguments(each.workers, each.window, each.local_steps)
+    traced = each.experiment in ('trace', 'quick')
+    with tempfile.TemporaryDirectory() as directory:
+        logdir = os.path.join(directory, 'model')
+        if traced:
+            logdir = str(results_dir / 'tensorboard' / example.name)
+            shutil.rmtree(logdir, ignore_errors=True)  # or this run would resume the last one
+            flags += [f'--log_every_n_steps={each.local_steps // 20}']
+        else:
+            flags += [f'--log_every_n_steps={10**9}']  # only the last line
+        if traced or 'is_sync' in example.flags:  # this one would take a directory of its own
+            flags += [f'--model_dir={logdir}']
+        if each.straggler:
+            flags += [f'--straggler=1:{each.straggler}']
+        done = bench.Run(example.name, *flags, f'--seed={each.seed}', **env,
+                         PYTHON=interpreter(directory, TRACED if traced else 0))
+        notes = [json.loads(path.read_text(encoding='utf-8'))
+                 for path in pathlib.Path(directory).glob('*.json')]
+    return from_notes(notes, **from_lines(done), asked=each.local_steps)
+
+
+def from_lines(done):
+    """Returns a dict of what a finished `bench.Run` printed."""
+    figures = measure.figures(done)
+    started, _ = done.find('starts at step')
+    tested, test = done.find(r'test accuracy [\d.]+ after (\d+) steps')
+    sums = [tuple(map(int, match.groups())) for _, line in done.lines
+            for match in [re.search(r': did .* accepted (\d+), dropped (\d+)', line)] if match]
+    accepted, dropped = map(sum, zip(*sums)) if sums else ('', '')
+    return {'steps': figures['local steps'], 'updates': int(test[1]),
+            'test_accuracy': figures['test accuracy'],
+            'steps_per_s': round(figures['local steps/s']), 'start_s': round(started, 2),
+            'stop_s': round(done.seconds - tested, 2), 'accepted': accepted, 'dropped': dropped}
+
+
+def from_notes(notes, steps, updates, asked, **rest):
+    """Adds to a run's figures what its processes noted.
+
+    Args:
+      notes: list of dicts, what observed.py wrote.
+      steps: int, local steps of the run.
+      updates: int, its updates.
+      asked: int, how many local steps it was told to make.
+      **rest: other figures.
+
+    Returns:
+      Dict of all of that.
+
+    Raises:
+      SystemExit: if the run was much longer or shorter than it was told.
+    """
+    if not 0.75 * asked < steps < 1.5 * asked:
+        sys.exit(f'it did {steps} local steps and not {asked}: Example.steps_of_update is wrong')
+    chief, = [note for note in notes if note['chief']]
+    late = chief['began'] - min(note['began'] for note in notes)  # others may begin before it
+    curve = [(round(step * steps / updates), round(late + seconds, 3), accuracy)
+             for step, seconds, accuracy in chief['curve']]
+    enough = [seconds for _, seconds, accuracy in curve if accuracy >= ENOUGH]
+    staleness = collections.Counter()
+    for note in notes:
+        staleness.update({int(value): count for value, count in note['staleness'].items()})
+    in_a_call = round(steps / sum(note['calls'] for note in notes))
+    sent = [note['bytes'] / in_a_call for note in notes if note['bytes'] is not None]
+    return dict(rest, steps=steps, seconds_to_95=min(enough, default=''),
+                bytes_per_step=round(max(sent)) if sent else '', tensorflow=chief['tensorflow'],
+                staleness=' '.join(f'{value}:{staleness[value]}' for value in sorted(staleness)),
+                curve=' '.join('{}:{}:{}'.format(*point) for point in curve))
+
+
+class Comparison:
+    """The runs, some of which may have been made before.
+
+    Attributes:
+      rows: list of dicts, one for each run.
+    """
+
+    def __init__(self, results_dir):
+        """Reads what is there.
+
+        Raises:
+          SystemExit: if that is of another machine.
+        """
+        self._dir = results_dir
+        self._path = results_dir / 'results.csv'
+        self.rows = report.read(self._path)
+        others = {row['machine'] for row in self.rows} - {machine()}
+        if others:
+            sys.exit(f'{self._path} is of {", ".join(sorted(others))}; this is {machine()}. '
+                     '--fresh begins a new one, --results_dir puts it elsewhere.')
+
+    def left(self, jobs):
+        """Returns those of the jobs that are still to be done."""
+        done = set(map(key, self.rows))
+        return [each for each in jobs if tuple(map(str, each)) not in done]
+
+    def seconds(self):
+        """Returns how long all runs took."""
+        return sum(float(row['seconds']) for row in self.rows)
+
+    def estimate(self, jobs):
+        """Returns about how many seconds the jobs that are left will take."""
+        return sum(cost(each, self.rows) for each in self.left(jobs))
+
+    def do(self, jobs, bar):
+        """Makes the runs that are left; `bar` counts seconds as they were estimated."""
+        for each in self.left(jobs):
+            bar.set_description(f'{each.experiment}: {each.folder}')
+            seconds = cost(each, self.rows)
+            row = run(each, self._dir)
+            if row.get('failed'):
+                bar.write(f'{each.folder}, {each.experiment}: {row["failed"]}', file=sys.stderr)
+            self.rows.append({name: str(row.get(name, '')) for name in COLUMNS})
+            write(self._path, self.rows)
+            bar.update(seconds)
+
+    def do_all(self, found, options):
+        """Makes all runs, for a list of `Example`, and tells the time that is left."""
+        if options.quick:
+            plan = [quick(found)]
+        else:
+            plan = [for_the_table(found, 1) + for_the_pictures(found)]
+            plan += [for_the_table(found, seed) for seed in range(2, MOST_SEEDS + 1)]
+        form = '{percentage:3.0f}% |{bar:30}| {elapsed}, {remaining} left: {desc}'
+        with tqdm.tqdm(total=0, bar_format=form, dynamic_ncols=True) as bar:
+            for i, jobs in enumerate(plan):
+                if i and self.seconds() + self.estimate(jobs) > options.minutes * 60:
+                    break
+                bar.total += self.estimate(jobs)
+                self.do(jobs, bar)
+
+
+def parse(argv):
+    """Returns the options."""
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('--quick', action='store_true', help='each scheme once, and short')
+    parser.add_argument('--minutes', type=float, default=55,
+                        help='no further seed is begun that would take longer (default: 55)')
+    parser.add_argument('--only', help='names of folders, by commas (default: all)')
+    parser.add_argument('--results_dir', type=pathlib.Path,
+                        help='where the results are (default: mine, with --quick quick, with '
+                        '--publish results, all beside this file)')
+    parser.add_argument('--fresh', action='store_true', help='forget what is there, begin anew')
+    parser.add_argument('--draw', action='store_true', help='table and pictures, without any run')
+    parser.add_argument('--publish', action='store_true',
+                        help='put the table into README.md, and the pictures beside')
+    options = parser.parse_args(argv)
+    if options.publish and (options.quick or options.only):
+        parser.error('what is published is the whole comparison: no --quick, no --only')
+    names = [example.name for example in examples()]
+    unknown = set((options.only or names[0]).split(',')) - set(names)
+    if unknown:
+        parser.error(f'{", ".join(sorted(unknown))}: the folders are {", ".join(names)}')
+    if options.results_dir is None:
+        options.results_dir = HERE / ('quick' if options.quick else
+                                      'results' if options.publish else 'mine')
+    options.results_dir = options.results_dir.resolve()
+    return options
+
+
+def main(argv=None):
+    """Compares."""
+    options = parse(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is under way is ended
+    options.results_dir.mkdir(parents=True, exist_ok=True)
+    if options.fresh and (options.results_dir / 'results.csv').exists():
+        (options.results_dir / 'results.csv').unlink()
+    if options.draw:
+        rows = report.read(options.results_dir / 'results.csv')
+        if not rows:
+            sys.exit(f'{options.results_dir} has no results to draw.')
+    else:
+        comparison = Comparison(options.results_dir)
+        before = len(comparison.rows)
+        comparison.do_all([example for example in examples()
+                           if example.name in (options.only or example.name).split(',')], options)
+        rows = comparison.rows
+        print(f'{len(rows)} runs, {len(rows) - before} of them new, are in '
+              f'{options.results_dir / "results.csv"}'
+              + ('' if len(rows) > before else '; --fresh makes them anew'))
+    plots.draw(rows, options.results_dir)
+    text = report.table(rows)
+    (options.results_dir / 'table.md').write_text(text, encoding='utf-8')
+    print(text)
+    if options.publish:
+        report.publish(rows, HERE / 'README.md')
+
+
+if __name__ == '__main__':
+    main()

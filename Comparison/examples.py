@@ -1,0 +1,86 @@
+"""What compare.py has to know about the examples, read from their files."""
+
+import collections
+import pathlib
+import re
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BARE = 'bare limit'  # no folder: the plainest loop in one process, of tests/bench.py
+GROUPS = 'one process', 'asynchronous, in each step', 'asynchronous, in windows', 'synchronous'
+
+
+class Settings(collections.namedtuple('Settings', 'workers flags together note')):
+    """What the files do not say.
+
+    Attributes:
+      workers: int, how many workers it is for, if the number is not free; 0: it is one process.
+      flags: list of strings, which make it the same problem as the others'.
+      together: bool or None, whether all workers make each update together; None: as the files say.
+      note: string, what is not the same in spite of that.
+    """
+
+
+Settings.__new__.__defaults__ = None, (), None, ''
+SETTINGS = {
+    'Non-Distributed-Setup': Settings(workers=0),
+    'Distributed-Setup': Settings(workers=1),
+    'Distributed-MNIST': Settings(note='Adam'),
+    'In-Graph-Replication': Settings(workers=2, together=True),
+    'Model-Parallel': Settings(workers=2, flags=('--hidden_units=128',), note='momentum'),
+    'Multiple-GPUs-Single-Machine': Settings(workers=0, together=True,
+                                             note='two towers, a convolutional network'),
+    'Parameter-Placement': Settings(workers=2),
+}
+
+
+class Example:
+    """A folder that trains.
+
+    Attributes:
+      name: string.
+      settings: `Settings`.
+      flags: set of strings, the names of its flags.
+      window: int, the local steps between two exchanges, by default; 1 if there are no windows.
+      synchronous: bool, whether all workers make each update together.
+      free_workers: bool, whether it is for any number of workers.
+      kind: string, between whom the parameters travel: 'server', workers and ps; 'ring', workers
+        alone; 'layers', none, but activations do; 'alone', it is one process.
+      group: string, one of GROUPS.
+    """
+
+    def __init__(self, name):
+        self.name = name
+        self.settings = SETTINGS.get(name, Settings())
+        folder = ROOT / name
+        text = ''.join(path.read_text(encoding='utf-8') for path in sorted(folder.glob('*.py')))
+        self.flags = set(re.findall(r"DEFINE_\w+\(\s*'(\w+)'", text))
+        windows = dict(re.findall(
+            r"DEFINE_integer\('(communication_window|n_fetch|n_push)', (\d+)", text))
+        self._window_flags = sorted(windows)
+        self.window = max(map(int, windows.values()), default=1)
+        # patience.py says when a step of all workers does not come together.
+        self.synchronous = (self.settings.together if self.settings.together is not None
+                            else (folder / 'patience.py').exists() and 'is_sync' not in self.flags)
+        self.free_workers = self.settings.workers is None
+        self.kind = ('alone' if self.settings.workers == 0 else
+                     'server' if (folder / 'ps.py').exists() else
+                     'ring' if (folder / 'ring.py').exists() else 'layers')
+        self.group = GROUPS[0 if self.kind == 'alone' else
+                            3 if self.synchronous or self.kind == 'layers' else
+                            2 if self.window > 1 else 1]
+
+    def steps_of_update(self, workers, window):
+        """Returns how many local steps, of all workers, there are to one global step."""
+        at_once = max(workers, 2) if self.settings.workers == 0 else workers
+        return window * (at_once if self.synchronous else 1)
+
+    def arguments(self, workers, window, local_steps):
+        """Returns flags, a list of strings, with which all workers together make `local_steps`."""
+        updates = max(1, round(local_steps / self.steps_of_update(workers, window)))
+        return [f'--train_steps={updates}', *self.settings.flags,
+                *(f'--{flag}={window}' for flag in self._window_flags)]
+
+
+def examples():
+    """Returns an `Example` for each folder that trains: those with a model.py, sorted."""
+    return [Example(path.parent.name) for path in sorted(ROOT.glob('*/model.py'))]

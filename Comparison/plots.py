@@ -1,0 +1,285 @@
+"""The pictures of the comparison: colours that all can tell apart, small panels, few lines in each.
+
+Each function takes the rows of results.csv and returns a figure, or None if they have nothing for
+it. The colours are those of Okabe and Ito.
+"""
+
+import collections
+import math
+import statistics
+
+from examples import BARE, examples, GROUPS
+import matplotlib
+import numpy as np
+import report
+import scaling
+
+matplotlib.use('Agg')
+import matplotlib.pyplot as plt  # noqa: E402
+
+COLOURS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000']
+MARKERS = 'os^Dv<>'
+GREY = '#999999'
+REFERENCE = 'Non-Distributed-Setup'
+STYLE = {'figure.dpi': 100, 'savefig.dpi': 110, 'font.size': 9, 'axes.spines.top': False,
+         'axes.spines.right': False, 'axes.grid': True, 'grid.color': '#E6E6E6',
+         'axes.axisbelow': True, 'legend.frameon': False, 'legend.fontsize': 8,
+         'figure.facecolor': 'white', 'axes.titlesize': 9, 'axes.titleweight': 'bold',
+         'axes.titlelocation': 'left'}
+SHORT = {'Synchronous-SGD-different-learning-rates': 'Synchronous-SGD, own rates',
+         'Multiple-GPUs-Single-Machine': 'Multiple-GPUs, towers'}
+
+
+def short(name):
+    """Returns a folder's name as it fits into a picture."""
+    return SHORT.get(name, name)
+
+
+def groups(rows, kinds=GROUPS):
+    """Returns a dict of the `Example`s with runs in the table, by group; no empty groups."""
+    there = {row['folder'] for row in rows}
+    found = collections.OrderedDict()
+    for group in kinds:
+        members = [each for each in examples() if each.group == group and each.name in there]
+        if members:
+            found[group] = members
+    return found
+
+
+def mean_curve(rows, axis, points=60):
+    """Returns the mean of some runs' test accuracy.
+
+    Args:
+      rows: list of dicts, runs.
+      axis: int, over what: 0 for local steps, 1 for seconds.
+      points: int, how many.
+
+    Returns:
+      Two arrays of floats [points], up to where the first run ends; None without curves.
+    """
+    curves = [report.curve(row) for row in rows if row['curve']]
+    if not curves:
+        return None
+    x = np.linspace(0, min(each[axis][-1] for each in curves), points)
+    return x, np.mean([np.interp(x, each[axis], each[2]) for each in curves], axis=0)
+
+
+def accuracy(rows):
+    """Draws test accuracy against wall time and against local steps, by groups."""
+    rows = [row for row in rows if row['experiment'] in report.TABLE]
+    found = groups(rows)
+    if not found:
+        return None
+    figure, axes = plt.subplots(len(found), 2, figsize=(9, 2.5 * len(found)), sharey=True,
+                                squeeze=False, sharex='col')
+    for panels, (group, members) in zip(axes, found.items()):
+        for axis, panel in zip((1, 0), panels):
+            reference = mean_curve([row for row in rows if row['folder'] == REFERENCE], axis)
+            if reference and REFERENCE not in [each.name for each in members]:
+                panel.plot(*reference, color=GREY, linestyle='--', label=REFERENCE)
+            for example, colour, marker in zip(members, COLOURS, MARKERS):
+                drawn = mean_curve([row for row in rows if row['folder'] == example.name], axis)
+                if drawn:
+                    panel.plot(*drawn, color=colour, label=short(example.name), marker=marker,
+                               markersize=3.5, markevery=10)
+            panel.set_ylim(0.7, 1)
+            panel.set_xlim(left=0)
+        panels[0].set_title(group)
+        panels[0].set_ylabel('test accuracy')
+        panels[1].legend(loc='lower right')
+    axes[-1][0].set_xlabel('seconds since training began')
+    axes[-1][1].set_xlabel('local steps of all workers')
+    return figure
+
+
+def overview(rows):
+    """Draws the table: a line for each scheme, a panel for each figure."""
+    found = [each for each in report.summaries(rows) if each.example and each.rate]
+    if not found:
+        return None
+    figure, axes = plt.subplots(1, 4, figsize=(9.5, 0.27 * len(found) + 1.1), sharey=True)
+    panels = [('test accuracy', 'accuracy', False), ('seconds to 95 %', 'seconds_to_95', True),
+              ('local steps/s', 'rate', True), ('bytes per local step', 'sent', True)]
+    places = range(len(found))
+    group_colours = dict(zip(GROUPS, ['#000000', *COLOURS]))
+    for panel, (title, figure_name, logarithmic) in zip(axes, panels):
+        for place, summary in zip(places, found):
+            value = getattr(summary, figure_name)
+            if value is None or (logarithmic and not value):
+                text = 'none' if value == 0 else 'not reached' * (figure_name == 'seconds_to_95')
+                panel.text(0.02, place, text, va='center', fontsize=7, color=GREY,
+                           transform=panel.get_yaxis_transform())
+                continue
+            panel.errorbar(value, place, fmt='o', markersize=5, capsize=2,
+                           xerr=summary.spread if figure_name == 'accuracy' else None,
+                           color=group_colours[summary.example.group])
+        panel.set_title(title)
+        if logarithmic:
+            panel.set_xscale('log')
+        panel.tick_params(axis='y', length=0)
+    lowest = min(each.accuracy for each in found if each.accuracy is not None)
+    axes[0].set_xlim(max(0.8, lowest - 0.01), 1)
+    axes[0].set_yticks(list(places))
+    axes[0].set_yticklabels([short(each.name) for each in found])
+    for label, summary in zip(axes[0].get_yticklabels(), found):
+        label.set_color(group_colours[summary.example.group])
+    axes[0].invert_yaxis()
+    handles = [plt.Line2D([], [], marker='o', linestyle='', color=group_colours[group])
+               for group in groups(rows)]
+    figure.legend(handles, list(groups(rows)), loc='lower center', ncol=4)
+    figure.tight_layout(rect=(0, 0.9 / (2.5 * len(found)), 1, 1))
+    return figure
+
+
+def _against(rows, experiment, column, label):
+    """Draws throughput and accuracy of an experiment against one of its columns, by groups."""
+    rows = [row for row in rows if row['experiment'] == experiment]
+    found = groups(rows)
+    if not found:
+        return None
+    figure, axes = plt.subplots(len(found), 2, figsize=(9, 2.5 * len(found)), squeeze=False,
+                                sharex=True, sharey='col')
+    values = sorted({int(row[column]) for row in rows})
+    for panels, (group, members) in zip(axes, found.items()):
+        for panel, figure_name in zip(panels, ('steps_per_s', 'test_accuracy')):
+            for example, colour, marker in zip(members, COLOURS, MARKERS):
+                own = sorted((int(row[column]), float(row[figure_name])) for row in rows
+                             if row['folder'] == example.name and row[figure_name])
+                if own:
+                    panel.plot(*zip(*own), color=colour, marker=marker, markersize=4,
+                               label=short(example.name))
+            panel.set_xscale('log')
+            panel.set_xticks(values)
+            panel.set_xticklabels(values)
+            panel.minorticks_off()
+        panels[0].set_yscale('log')
+        panels[0].set_title(group)
+        panels[0].set_ylabel('local steps/s of all workers')
+        panels[1].set_ylabel('test accuracy')
+        panels[1].set_ylim(top=1)
+        panels[1].legend(loc='lower left')
+    for panel in axes[-1]:
+        panel.set_xlabel(label)
+    return figure
+
+
+def windows(rows):
+    """Draws throughput and accuracy against the window."""
+    return _against(rows, 'window', 'window', 'local steps in a window')
+
+
+def workers(rows):
+    """Draws throughput and accuracy against the number of workers."""
+    return _against(rows, 'workers', 'workers', 'workers')
+
+
+def straggler(rows):
+    """Draws what is left of each scheme's throughput with a straggler."""
+    left = sorted((each.straggling / each.rate, each.name, each.example.group)
+                  for each in report.summaries(rows) if each.straggling and each.rate)
+    if not left:
+        return None
+    figure, panel = plt.subplots(figsize=(9, 0.26 * len(left) + 0.9))
+    group_colours = dict(zip(GROUPS, ['#000000', *COLOURS]))
+    shares, names, of_groups = zip(*left)
+    bars = panel.barh(range(len(left)), shares, height=0.7,
+                      color=[group_colours[group] for group in of_groups])
+    for bar, share in zip(bars, shares):
+        panel.text(bar.get_width(), bar.get_y() + 0.35, f' {share:.0%}', va='center', fontsize=8)
+    panel.set_yticks(range(len(left)))
+    panel.set_yticklabels([short(name) for name in names])
+    panel.grid(axis='y', visible=False)
+    panel.set_xlabel('local steps/s with one of two workers slowed down, in those without')
+    handles = [plt.Rectangle((0, 0), 1, 1, color=group_colours[group])
+               for group in dict.fromkeys(of_groups)]
+    panel.legend(handles, dict.fromkeys(of_groups), loc='lower right')
+    return figure
+
+
+def staleness(rows):
+    """Draws a histogram of the staleness for each scheme that counts it, at two workers."""
+    found = {each.name: report.histogram(each.rows) for each in report.summaries(rows)}
+    found = {name: counts for name, counts in found.items() if sum(counts.values())}
+    if not found:
+        return None
+    columns, most = 4, 6
+    lines = math.ceil(len(found) / columns)
+    figure, axes = plt.subplots(lines, columns, figsize=(9, 1.7 * lines), sharex=True, sharey=True,
+                                squeeze=False)
+    for panel in axes.flat[len(found):]:
+        panel.set_visible(False)
+    for panel, (name, counts) in zip(axes.flat, found.items()):
+        total = sum(counts.values())
+        shares = [counts[value] / total for value in range(most)]
+        shares.append(1 - sum(shares))  # all that is more
+        panel.bar(range(most + 1), shares, color=COLOURS[0])
+        panel.set_title(short(name), fontsize=8)
+        mean = sum(value * count for value, count in counts.items()) / total
+        panel.text(0.97, 0.85, f'mean {mean:.2f}\nmax {max(counts)}', ha='right', va='top',
+                   fontsize=8, transform=panel.transAxes)
+        panel.set_xticks(range(most + 1))
+        panel.set_xticklabels([*range(most), f'{most}+'])
+        panel.tick_params(labelbottom=True)
+    for panel in axes[:, 0]:
+        panel.set_ylabel('share of updates')
+    return figure
+
+
+def model(rows):
+    """Draws the cost model over what was measured, and what it predicts for a cluster."""
+    checked = scaling.check(rows, scaling.cores_of(rows))
+    if not checked:
+        return None
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6))
+    here = scaling.Cluster(1, scaling.cores_of(rows), math.inf, 0, True)
+    there = scaling.Cluster(servers=8, cores=8, bandwidth=1.25e9, round_trip=1e-4, shared=False)
+    cases = [(('server', False), 1), (('server', False), 10), (('server', True), 1),
+             (('server', True), 10), (('ring', True), 1)]
+    for (which, window), colour, marker in zip(cases, COLOURS, MARKERS):
+        if which not in checked:
+            continue
+        costs, found = checked[which]
+        name = scaling.NAMES[which] + f', window {window}' * (which[0] == 'server')
+        own = collections.defaultdict(list)
+        for number, length, rate, *_ in found:
+            if length == window:
+                own[number].append(rate)
+        x = np.arange(1, 9)
+        left.plot(x, [scaling.steps_per_second(*which, int(n), window, scaling.DIGITS, costs, here)
+                      for n in x], color=colour)
+        left.plot(list(own), [statistics.median(rates) for rates in own.values()], marker,
+                  color=colour, markersize=5)
+        x = np.unique(np.logspace(0, 3, 60).astype(int))
+        right.plot(x, [scaling.steps_per_second(*which, int(n), window, scaling.LARGE,
+                                                costs._replace(step=scaling.LARGE_STEP), there)
+                       for n in x], color=colour, label=name)
+    left.set_title('this machine: measured (points) and model (lines)')
+    left.set_ylim(bottom=0)
+    left.set_ylabel('local steps/s of all workers')
+    right.set_title('predicted: 100 MB, 0.1 s a local step, 8 servers, 10 Gbit/s')
+    right.set_xscale('log')
+    right.set_yscale('log')
+    right.legend(loc='upper left')
+    for panel in left, right:
+        panel.set_xlabel('workers')
+    return figure
+
+
+PICTURES = {'overview': overview, 'accuracy': accuracy, 'windows': windows, 'workers': workers,
+            'straggler': straggler, 'staleness': staleness, 'scaling': model}
+
+
+def draw(rows, directory):
+    """Writes the pictures into a directory, a path; returns the names of those that there are."""
+    drawn = []
+    with plt.rc_context(STYLE):
+        for name, picture in PICTURES.items():
+            figure = picture([row for row in rows if row['folder'] != BARE])
+            if figure is None:
+                continue
+            if name != 'overview':
+                figure.tight_layout()
+            figure.savefig(str(directory / f'{name}.png'))
+            plt.close(figure)
+            drawn.append(name)
+    return drawn

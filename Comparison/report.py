@@ -1,0 +1,233 @@
+"""The results in words: what each scheme came to, the table, and the guide that follows from it."""
+
+import collections
+import csv
+import re
+import statistics
+
+from examples import BARE, examples, GROUPS
+import scaling
+
+TABLE = 'table', 'quick'  # the experiments with the runs of the table
+
+
+def read(path):
+    """Returns the rows of a results.csv, dicts of strings; none if it is not there."""
+    if not path.exists():
+        return []
+    with path.open(newline='', encoding='utf-8') as file:
+        return list(csv.DictReader(file))
+
+
+def numbers(rows, column):
+    """Returns a column's values as floats, of the rows that have one."""
+    return [float(row[column]) for row in rows if row[column] != '']
+
+
+def median(values):
+    """Returns the median, or None of nothing."""
+    return statistics.median(values) if values else None
+
+
+def histogram(rows):
+    """Returns a `collections.Counter`: how many updates of the rows' runs had which staleness."""
+    counts = collections.Counter()
+    for row in rows:
+        for pair in row['staleness'].split():
+            value, count = map(int, pair.split(':'))
+            counts[value] += count
+    return counts
+
+
+def curve(row):
+    """Returns a run's lists of local steps, seconds and test accuracies."""
+    points = [tuple(map(float, point.split(':'))) for point in row['curve'].split()]
+    return [list(values) for values in zip(*points)] or [[], [], []]
+
+
+class Summary:
+    """What the runs of a scheme came to.
+
+    Attributes:
+      example: `Example`, or None for the bare limit.
+      name: string.
+      rows: list of dicts, the runs of the table: one for each seed.
+      accuracies: list of floats, one for each seed.
+      rate: float, median of the local steps/s of all workers, or None.
+      straggling: the same with a straggler.
+      seconds_to_95: median, if at least half of the runs came there, else None.
+      sent: bytes per local step as traced, or None.
+      theory: bytes per local step as computed, or None.
+      mean_staleness, most_stale: of all updates; None for schemes that do not count it.
+      start, stop: median seconds from the start of run.sh to the first step, and from the test to
+        the end of run.sh; None for the bare limit.
+      failures: list of strings, why runs failed.
+    """
+
+    def __init__(self, name, rows, example):
+        """Sums up; `rows` are all that there are."""
+        own = [row for row in rows if row['folder'] == name]
+        self.name, self.example = name, example
+        self.rows = [row for row in own if row['experiment'] in TABLE]
+        self.accuracies = numbers(self.rows, 'test_accuracy')
+        self.rate = median(numbers(self.rows, 'steps_per_s'))
+        self.straggling = median(numbers([row for row in own if row['experiment'] == 'straggler'],
+                                         'steps_per_s'))
+        # Who did not come there took longer than all who did.
+        times = [float(row['seconds_to_95'] or 'inf') for row in self.rows if row['curve']]
+        self.seconds_to_95 = median(times) if times and median(times) < float('inf') else None
+        self.sent = median(numbers([row for row in own if row['experiment'] in ('trace', 'quick')],
+                                   'bytes_per_step'))
+        self.theory = example and scaling.bytes_per_step(
+            example.kind, int(self.rows[0]['workers']), example.window)
+        stale = histogram(self.rows)
+        self.mean_staleness = self.most_stale = None
+        if stale:
+            self.mean_staleness = sum(s * n for s, n in stale.items()) / sum(stale.values())
+            self.most_stale = max(stale)
+        self.accepted, self.dropped = (median(numbers(self.rows, column))
+                                       for column in ('accepted', 'dropped'))
+        self.start, self.stop = (median(numbers(self.rows, column))
+                                 for column in ('start_s', 'stop_s'))
+        self.failures = [row['failed'] for row in own if row['failed']]
+
+    @property
+    def accuracy(self):
+        """Mean of the accuracies, or None."""
+        return statistics.mean(self.accuracies) if self.accuracies else None
+
+    @property
+    def spread(self):
+        """Standard deviation of the accuracies over the seeds, or None with less than two."""
+        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
+
+
+def summaries(rows):
+    """Returns a `Summary` of each scheme with runs in the table: the bare limit, then by groups."""
+    found = sorted(examples(), key=lambda example: (GROUPS.index(example.group), example.name))
+    there = {row['folder'] for row in rows if row['experiment'] in TABLE}
+    return [Summary(name, rows, example)
+            for name, example in [(BARE, None), *((example.name, example) for example in found)]
+            if name in there]
+
+
+def cell(value, form):
+    """Returns a value as a cell of the table, which is empty without one."""
+    return '' if value is None else form.format(value)
+
+
+COLUMNS = ['', 'workers', 'window', 'test accuracy', 's to 95 %', 'local steps/s',
+           'with a straggler', 'staleness (max)', 'B per local step', 'in theory',
+           'accepted, dropped', 'start, s', 'stop, s']
+
+
+def table_row(summary):
+    """Returns the cells of the table for a `Summary`."""
+    example = summary.example
+    name, workers, window = summary.name, '', ''
+    if example:
+        note = f' ({example.settings.note})' if example.settings.note else ''
+        name = f'[{name}](../{name}/){note}'
+        workers = summary.rows[0]['workers'] if example.kind != 'alone' else ''
+        window = summary.rows[0]['window'] if example.window > 1 else ''
+    accuracy = cell(summary.accuracy, '{:.3f}') + cell(summary.spread, ' ± {:.3f}')
+    gradients = ('' if summary.accepted is None
+                 else f'{summary.accepted:.0f}, {summary.dropped:.0f}')
+    return [name, workers, window, accuracy or 'failed' * bool(summary.failures),
+            cell(summary.seconds_to_95, '{:.2f}') or '–' * bool(example),
+            cell(summary.rate, '{:.0f}'), cell(summary.straggling, '{:.0f}'),
+            cell(summary.mean_staleness, '{:.2f}') + cell(summary.most_stale, ' ({})'),
+            cell(summary.sent, '{:,.0f}'), cell(summary.theory, '{:,.0f}'), gradients,
+            cell(summary.start, '{:.1f}'), cell(summary.stop, '{:.1f}')]
+
+
+def conditions(rows):
+    """Returns in words what the runs of the table were made on, when, and how long they were."""
+    of_table = [row for row in rows if row['experiment'] in TABLE]
+    seeds = {row['seed'] for row in of_table}
+    dates = sorted({row['date'] for row in rows})
+    versions = sorted({row['tensorflow'] for row in rows} - {''})
+    minutes = sum(numbers(rows, 'seconds')) / 60
+    return (f'{of_table[0]["local_steps"]} local steps by all workers together; seeds: '
+            f'{len(seeds)}. {" to ".join(dict.fromkeys((dates[0], dates[-1])))}, '
+            f'{of_table[0]["machine"]}, TensorFlow {", ".join(versions)}; {len(rows)} runs in '
+            f'{minutes:.0f} minutes.')
+
+
+def table(rows):
+    """Returns the table in Markdown, with the conditions below."""
+    lines = [COLUMNS, ['---'] * 2 + ['---:'] * (len(COLUMNS) - 2)]
+    lines += [table_row(summary) for summary in summaries(rows)]
+    text = '\n'.join(f'| {" | ".join(cells)} |' for cells in lines)
+    return f'{text}\n\n{conditions(rows)}\n'
+
+
+def _best(candidates, figure, least=False):
+    """Returns the summary with the most (or least) of an attribute, of those that have it."""
+    there = [summary for summary in candidates if getattr(summary, figure) is not None]
+    if not there:
+        return None
+    return (min if least else max)(there, key=lambda summary: getattr(summary, figure))
+
+
+def guide(rows):
+    """Returns the lines of the decision guide, a table in Markdown; all of it follows from rows.
+
+    Only schemes on the same network with plain SGD are compared.
+    """
+    found = [each for each in summaries(rows) if each.example and not each.example.settings.note]
+    alone = [each for each in found if each.example.kind == 'alone']
+    schemes = [each for each in found if each.example.free_workers and each.accuracies]
+    if not schemes:
+        return []
+    good = max(each.accuracy for each in schemes) - 0.01
+    accurate = [each for each in schemes if each.accuracy >= good]
+    lines = ['| if | then | because |', '|---|---|---|']
+
+    def say(situation, choice, reason):
+        if choice:
+            lines.append(f'| {situation} | [{choice.name}](../{choice.name}/) | '
+                         f'{reason(choice)} |')
+
+    def each(choice, figure, unit, form='{:.2f}'):
+        return f'{cell(getattr(choice, figure), form)} {unit}'
+
+    fastest = _best(schemes, 'seconds_to_95', least=True)
+    for single in alone:
+        say('the model trains on one machine, and that is fast enough', single,
+            lambda one: f'{each(one, "seconds_to_95", "s to 95 %")}; the fastest of the others, '
+            f'{fastest.name}, {each(fastest, "seconds_to_95", "s")}' if fastest
+            else each(one, 'rate', 'local steps/s', '{:.0f}'))
+    say('you want 95 % as soon as you can', fastest,
+        lambda one: each(one, 'seconds_to_95', 's, the least of all schemes'))
+    say('you want the most accurate after so many local steps', _best(schemes, 'accuracy'),
+        lambda one: each(one, 'accuracy', 'of the test images', '{:.3f}'))
+    say('the network is slow, and you want nearly that accuracy', _best(accurate, 'sent', True),
+        lambda one: f'{each(one, "sent", "B per local step", "{:,.0f}")}, the least of those '
+        f'within 0.01 of the best: {each(one, "accuracy", "", "{:.3f}")}')
+    say('some workers are slow', _best(accurate, 'straggling'),
+        lambda one: f'{each(one, "straggling", "local steps/s with a straggler", "{:.0f}")}, the '
+        'most of those within 0.01 of the best accuracy')
+    exact = [one for one in schemes if one.example.synchronous and one.example.window == 1]
+    say('the result has to be that of one process with larger batches',
+        _best(exact, 'rate'), lambda one: 'each step is taken at one point by all; '
+        + each(one, 'rate', 'local steps/s, the most of those', '{:.0f}'))
+    return lines
+
+
+def publish(rows, readme):
+    """Puts table, guide and the model's errors between their markers in a README, a path.
+
+    Raises:
+      SystemExit: if a marker is missing.
+    """
+    text = readme.read_text(encoding='utf-8')
+    parts = {'table': table(rows).rstrip(), 'guide': '\n'.join(guide(rows)),
+             'model': '\n'.join(scaling.table(rows, scaling.cores_of(rows)))}
+    for name, part in parts.items():
+        begin, end = f'<!-- {name} begins -->', f'<!-- {name} ends -->'
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise SystemExit(f'{readme} has not once {begin} and {end}.')
+        text = re.sub(f'{begin}.*{end}', lambda _, part=part, begin=begin, end=end:
+                      f'{begin}\n\n{part}\n\n{end}', text, flags=re.DOTALL)
+    readme.write_text(text, encoding='utf-8')
