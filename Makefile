@@ -1,4 +1,6 @@
-# make HogWild       run an example: any folder with a run.sh; ARGS="--train_steps=500" passes flags
+# make HogWild       run an example: any folder with a model.py; ARGS="--train_steps=500" passes flags
+# make compare       run all of them on the same problem: table, pictures; ARGS=--quick: in 3 minutes
+# make tensorboard   look at these runs side by side; LOGDIR= names another directory
 # make notebooks     open the notebooks of Basics-Tutorial in Jupyter
 # make test          run the tests; ARGS="-k hogwild" passes arguments to pytest
 # make test-both     the same on both TensorFlows
@@ -20,14 +22,22 @@ tf2_python = $(firstword $(foreach p,python3 python3.13 python3.12 python3.11 py
 PYTHON ?= $(or $(tf1_python),$(tf2_python))
 
 python := $(abspath $(VENV))/bin/python
-examples := $(patsubst %/run.sh,%,$(wildcard */run.sh))
+examples := $(patsubst %/model.py,%,$(wildcard */model.py))
+LOGDIR ?= $(firstword $(wildcard Comparison/mine/tensorboard Comparison/quick/tensorboard))
 
-.PHONY: help $(examples) notebooks test test-both bench companions clean
+.PHONY: help $(examples) compare tensorboard notebooks test test-both bench companions clean
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
 $(examples): $(VENV)/installed
 	@PYTHON=$(python) bash $@/run.sh $(ARGS)
+
+compare: $(VENV)/installed
+	@PYTHON=$(python) bash Comparison/run.sh $(ARGS)
+
+tensorboard: $(VENV)/installed
+	@if [ -z "$(LOGDIR)" ]; then echo 'Nothing to show yet: make compare ARGS=--quick' >&2; exit 1; fi
+	$(python) -m tensorboard.main --logdir="$(LOGDIR)" $(ARGS)
 
 notebooks: $(VENV)/installed
 	cd Basics-Tutorial && $(python) -m notebook $(ARGS)

@@ -43,9 +43,9 @@ MOST_SEEDS = 5
 TRACED = 10  # runs of a train op
 ENOUGH = 0.95  # of the test images
 
-# Local steps of all workers together in a run, by what it is for.
-LOCAL_STEPS = {'table': 10000, 'trace': 2000, 'straggler': 2000, 'window': 6000, 'workers': 3000}
-QUICK_STEPS = 1500
+# Local steps of all workers together in a run for the table, and for the rest in parts of that.
+STEPS, QUICK_STEPS = 10000, 1500
+PARTS = {'table': 1, 'quick': 1, 'trace': 0.2, 'straggler': 0.2, 'window': 0.6, 'workers': 0.3}
 
 # What to run, and so the key of a row in results.csv. The experiment 'quick' is a short run for the
 # table with a trace.
@@ -61,36 +61,43 @@ def machine():
     return f'{os.cpu_count()} cores, Python {platform.python_version()}'
 
 
-def job(experiment, example, seed=1, workers=None, window=None, straggler=0):
-    """Returns the `Job` for an `Example`; workers and window are its own unless given."""
-    if workers is None:
-        workers = 2 if example.free_workers else example.settings.workers
-    return Job(experiment, example.name, workers, window or example.window, straggler, seed,
-               LOCAL_STEPS.get(experiment, QUICK_STEPS))
+class Plan:
+    """What to run: makes lists of jobs for a list of `Example`."""
 
+    def __init__(self, found, steps):
+        """Takes the examples, and the local steps of a run for the table."""
+        self._found = found
+        self._free = [example for example in found if example.free_workers]
+        self._steps = steps
 
-def for_the_table(found, seed):
-    """Returns the jobs of one seed, for a list of `Example`."""
-    jobs = [Job('table', BARE, 0, 1, 0, seed, LOCAL_STEPS['table'])]
-    jobs += [job('table', example, seed) for example in found]
-    jobs += [job('straggler', example, seed, straggler=DELAY) for example in found
-             if example.free_workers and 'straggler' in example.flags]
-    return jobs
+    def _bare(self, experiment, seed):
+        return Job(experiment, BARE, 0, 1, 0, seed, self._steps)
 
+    def _job(self, experiment, example, seed=1, workers=None, window=None, straggler=0):
+        """Returns the `Job` for an `Example`; workers and window are its own unless given."""
+        if workers is None:
+            workers = 2 if example.free_workers else example.settings.workers
+        return Job(experiment, example.name, workers, window or example.window, straggler, seed,
+                   round(PARTS[experiment] * self._steps))
 
-def for_the_pictures(found):
-    """Returns the jobs that need no second seed, for a list of `Example`."""
-    free = [example for example in found if example.free_workers]
-    return [*(job('trace', example) for example in found),
-            *(job('window', example, window=window) for example in free
-              if example.window > 1 for window in WINDOWS),
-            *(job('workers', example, workers=workers) for example in free
-              for workers in WORKERS)]
+    def quick(self):
+        """Returns the jobs of --quick."""
+        return [self._bare('quick', 1), *(self._job('quick', each) for each in self._found)]
 
+    def for_the_table(self, seed):
+        """Returns the jobs of one seed."""
+        return [self._bare('table', seed),
+                *(self._job('table', example, seed) for example in self._found),
+                *(self._job('straggler', example, seed, straggler=DELAY) for example in self._free
+                  if 'straggler' in example.flags)]
 
-def quick(found):
-    """Returns the jobs of --quick, for a list of `Example`."""
-    return [Job('quick', BARE, 0, 1, 0, 1, QUICK_STEPS)] + [job('quick', each) for each in found]
+    def for_the_pictures(self):
+        """Returns the jobs that need no second seed."""
+        return [*(self._job('trace', example) for example in self._found),
+                *(self._job('window', example, window=window) for example in self._free
+                  if example.window > 1 for window in WINDOWS),
+                *(self._job('workers', example, workers=workers) for example in self._free
+                  for workers in WORKERS)]
 
 
 def cost(each, rows):
@@ -270,14 +277,15 @@ class Comparison:
 
     def do_all(self, found, options):
         """Makes all runs, for a list of `Example`, and tells the time that is left."""
+        plan = Plan(found, options.steps)
         if options.quick:
-            plan = [quick(found)]
+            rounds = [plan.quick()]
         else:
-            plan = [for_the_table(found, 1) + for_the_pictures(found)]
-            plan += [for_the_table(found, seed) for seed in range(2, MOST_SEEDS + 1)]
+            rounds = [plan.for_the_table(1) + plan.for_the_pictures(),
+                      *(plan.for_the_table(seed) for seed in range(2, MOST_SEEDS + 1))]
         form = '{percentage:3.0f}% |{bar:30}| {elapsed}, {remaining} left: {desc}'
         with tqdm.tqdm(total=0, bar_format=form, dynamic_ncols=True) as bar:
-            for i, jobs in enumerate(plan):
+            for i, jobs in enumerate(rounds):
                 if i and self.seconds() + self.estimate(jobs) > options.minutes * 60:
                     break
                 bar.total += self.estimate(jobs)
@@ -290,6 +298,8 @@ def parse(argv):
     parser.add_argument('--quick', action='store_true', help='each scheme once, and short')
     parser.add_argument('--minutes', type=float, default=55,
                         help='no further seed is begun that would take longer (default: 55)')
+    parser.add_argument('--steps', type=int, help='local steps of all workers in a run for the '
+                        f'table (default: {STEPS}, with --quick {QUICK_STEPS})')
     parser.add_argument('--only', help='names of folders, by commas (default: all)')
     parser.add_argument('--results_dir', type=pathlib.Path,
                         help='where the results are (default: mine, with --quick quick, with '
@@ -301,6 +311,10 @@ def parse(argv):
     options = parser.parse_args(argv)
     if options.publish and (options.quick or options.only):
         parser.error('what is published is the whole comparison: no --quick, no --only')
+    if options.steps is None:
+        options.steps = QUICK_STEPS if options.quick else STEPS
+    if options.steps < 500:
+        parser.error('with less than 500 local steps there is nothing to see')
     names = [example.name for example in examples()]
     unknown = set((options.only or names[0]).split(',')) - set(names)
     if unknown:
@@ -315,7 +329,7 @@ def parse(argv):
 def main(argv=None):
     """Compares."""
     options = parse(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is under way is ended
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what is under way is ended
     options.results_dir.mkdir(parents=True, exist_ok=True)
     if options.fresh and (options.results_dir / 'results.csv').exists():
         (options.results_dir / 'results.csv').unlink()
@@ -326,18 +340,21 @@ def main(argv=None):
     else:
         comparison = Comparison(options.results_dir)
         before = len(comparison.rows)
-        comparison.do_all([example for example in examples()
-                           if example.name in (options.only or example.name).split(',')], options)
+        try:
+            comparison.do_all([each for each in examples()
+                               if each.name in (options.only or each.name).split(',')], options)
+        except KeyboardInterrupt:
+            sys.exit('Stopped. The same command goes on from there.')
         rows = comparison.rows
         print(f'{len(rows)} runs, {len(rows) - before} of them new, are in '
               f'{options.results_dir / "results.csv"}'
               + ('' if len(rows) > before else '; --fresh makes them anew'))
-    plots.draw(rows, options.results_dir)
+    pictures = plots.draw(rows, options.results_dir)
     text = report.table(rows)
     (options.results_dir / 'table.md').write_text(text, encoding='utf-8')
     print(text)
     if options.publish:
-        report.publish(rows, HERE / 'README.md')
+        report.publish(rows, HERE / 'README.md', pictures)
 
 
 if __name__ == '__main__':

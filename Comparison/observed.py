@@ -64,11 +64,11 @@ class Observer:
           trace_options: `tf.RunOptions` for a run with a trace.
           new_metadata: class, `tf.RunMetadata`.
         """
-        accuracy = self._accuracy(session.graph) if self._tests else None
+        test = self._test_fetches(session.graph) if self._tests else None
 
         def observed():
             if self._began is None:
-                self._test(session, accuracy, 0)  # the first takes longer: not while it trains
+                self._test(session, test)  # the first takes longer: not while it trains
                 self._began = time.time()
             if self._left_to_trace:
                 self._left_to_trace -= 1
@@ -82,25 +82,27 @@ class Observer:
                 values = result['staleness']
                 self._staleness.update(map(int, values.ravel() if values.ndim else [values]))
             if time.time() > self._next_test:
-                self._test(session, accuracy, int(result['global_step']))
+                self._test(session, test)
             return result
 
         return observed
 
-    def _accuracy(self, graph):
-        """Returns the accuracy on the test set: mean(cast(equal(prediction, labels)))."""
+    def _test_fetches(self, graph):
+        """Returns the global step and the accuracy, mean(cast(equal(prediction, labels)))."""
         labels, = [tensor for tensor in self.test_labels if tensor.graph is graph]
-        return consumer(consumer(consumer(labels, 'Equal'), 'Cast'), 'Mean')
+        return (graph.get_collection('global_step')[0],
+                consumer(consumer(consumer(labels, 'Equal'), 'Cast'), 'Mean'))
 
-    def _test(self, session, accuracy, step):
+    def _test(self, session, fetches):
         """Tests the parameters as they are now, and says when to do it again."""
-        if accuracy is None:
+        if fetches is None:
             self._next_test = float('inf')
             return
         before = time.time()
-        value = float(session.run(accuracy))
+        step, accuracy = session.run(fetches)
         now = time.time()
-        self._curve.append((step, round(before - (self._began or before), 3), round(value, 4)))
+        seconds = before - (self._began or before)
+        self._curve.append((int(step), round(seconds, 3), round(float(accuracy), 4)))
         self._next_test = now + (SHARE * (now - before) if self._began else 0)
 
     def write(self, directory, sent, tensorflow):

@@ -10,6 +10,7 @@ import statistics
 
 from examples import BARE, examples, GROUPS
 import matplotlib
+import matplotlib.ticker
 import numpy as np
 import report
 import scaling
@@ -60,7 +61,8 @@ def mean_curve(rows, axis, points=60):
     curves = [report.curve(row) for row in rows if row['curve']]
     if not curves:
         return None
-    x = np.linspace(0, min(each[axis][-1] for each in curves), points)
+    last = min(each[axis][-1] for each in curves)
+    x = last * np.linspace(0, 1, points) ** 2  # more of them where it rises
     return x, np.mean([np.interp(x, each[axis], each[2]) for each in curves], axis=0)
 
 
@@ -83,7 +85,10 @@ def accuracy(rows):
                     panel.plot(*drawn, color=colour, label=short(example.name), marker=marker,
                                markersize=3.5, markevery=10)
             panel.set_ylim(0.7, 1)
-            panel.set_xlim(left=0)
+        panels[0].set_xscale('log')
+        panels[0].set_xlim(left=0.03)
+        panels[0].xaxis.set_major_formatter('{x:g}')
+        panels[1].set_xlim(left=0)
         panels[0].set_title(group)
         panels[0].set_ylabel('test accuracy')
         panels[1].legend(loc='lower right')
@@ -106,7 +111,7 @@ def overview(rows):
         for place, summary in zip(places, found):
             value = getattr(summary, figure_name)
             if value is None or (logarithmic and not value):
-                text = 'none' if value == 0 else 'not reached' * (figure_name == 'seconds_to_95')
+                text = 'none' if figure_name == 'sent' else 'not reached'
                 panel.text(0.02, place, text, va='center', fontsize=7, color=GREY,
                            transform=panel.get_yaxis_transform())
                 continue
@@ -116,6 +121,9 @@ def overview(rows):
         panel.set_title(title)
         if logarithmic:
             panel.set_xscale('log')
+            panel.xaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 3)))
+            panel.xaxis.set_major_formatter('{x:,g}')
+            panel.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
         panel.tick_params(axis='y', length=0)
     lowest = min(each.accuracy for each in found if each.accuracy is not None)
     axes[0].set_xlim(max(0.8, lowest - 0.01), 1)
@@ -265,21 +273,31 @@ def model(rows):
     return figure
 
 
-PICTURES = {'overview': overview, 'accuracy': accuracy, 'windows': windows, 'workers': workers,
-            'straggler': straggler, 'staleness': staleness, 'scaling': model}
+PICTURES = {
+    overview: 'All schemes, one line each: the figures of the table',
+    accuracy: 'Test accuracy against wall time, and against local steps',
+    windows: 'Throughput and test accuracy against the communication window, with two workers',
+    workers: 'Throughput and test accuracy against the number of workers, all on one machine',
+    straggler: 'What a straggler leaves of the throughput',
+    staleness: 'How stale updates are, with two workers',
+    model: 'The cost model'}
 
 
 def draw(rows, directory):
-    """Writes the pictures into a directory, a path; returns the names of those that there are."""
-    drawn = []
+    """Writes the pictures that the rows suffice for into a directory, a path.
+
+    Returns:
+      Dict of captions, strings, by the names of the files without their suffix.
+    """
+    drawn = {}
     with plt.rc_context(STYLE):
-        for name, picture in PICTURES.items():
+        for picture, caption in PICTURES.items():
             figure = picture([row for row in rows if row['folder'] != BARE])
             if figure is None:
                 continue
-            if name != 'overview':
+            if picture is not overview:
                 figure.tight_layout()
-            figure.savefig(str(directory / f'{name}.png'))
+            figure.savefig(str(directory / f'{picture.__name__}.png'))
             plt.close(figure)
-            drawn.append(name)
+            drawn[picture.__name__] = caption
     return drawn

@@ -215,15 +215,22 @@ def guide(rows):
     return lines
 
 
-def publish(rows, readme):
-    """Puts table, guide and the model's errors between their markers in a README, a path.
+def publish(rows, readme, pictures):
+    """Puts what follows from the results between its markers in a README.
+
+    Args:
+      rows: list of dicts, as in results.csv.
+      readme: path.
+      pictures: dict of captions by the names of the pictures in `results`, beside the README.
 
     Raises:
       SystemExit: if a marker is missing.
     """
     text = readme.read_text(encoding='utf-8')
     parts = {'table': table(rows).rstrip(), 'guide': '\n'.join(guide(rows)),
-             'model': '\n'.join(scaling.table(rows, scaling.cores_of(rows)))}
+             'model': '\n'.join(scaling.table(rows, scaling.cores_of(rows))),
+             'pictures': '\n\n'.join(f'![{caption}](results/{name}.png)\n\n{caption}.'
+                                     for name, caption in pictures.items())}
     for name, part in parts.items():
         begin, end = f'<!-- {name} begins -->', f'<!-- {name} ends -->'
         if text.count(begin) != 1 or text.count(end) != 1:

@@ -1,10 +1,10 @@
 """Files and definitions that the folders share: finds copies that differ, and mends them.
 
 Two rules, and no list of names. A program or script that stands in two folders by the same name
-has the same bytes in both. A definition that two worker.py share by name has the same text in both,
-except the seam, which is the scheme. The master is the copy in the first of MASTERS that has one. A
-file that truly must differ says so, and why, in a comment within its first lines that begins with
-MARKER, and a definition in a comment within it.
+has the same bytes in both; the folders are those that train, with a model.py. A definition that two
+worker.py share by name has the same text in both, except the seam, which is the scheme. The master
+is the copy in the first of MASTERS that has one. A file that truly must differ says so, and why, in
+a comment within its first lines that begins with MARKER, and a definition in a comment within it.
 """
 
 import ast
@@ -32,7 +32,7 @@ def files(root=ROOT):
     """Yields pairs of paths: a program in its master folder, and its copy in another folder."""
     masters = {}
     for path in _masters_first(path for kind in ('py', 'sh') for path in root.glob(f'*/*.{kind}')):
-        if path.name in OWN or not (path.parent / 'run.sh').exists() or _is_marked(path):
+        if path.name in OWN or not (path.parent / 'model.py').exists() or _is_marked(path):
             continue
         if path.name in masters:
             yield masters[path.name], path

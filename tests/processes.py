@@ -64,8 +64,8 @@ def free_ports(count):
 
 
 def examples():
-    """Returns the names of all folders that have a run.sh."""
-    return sorted(path.parent.name for path in ROOT.glob('*/run.sh'))
+    """Returns the names of all folders that train, those with a model.py; Comparison runs them."""
+    return sorted(path.parent.name for path in ROOT.glob('*/model.py'))
 
 
 def trainer(folder):

@@ -8,8 +8,8 @@ import pytest
 
 @pytest.fixture
 def tree(tmp_path):
-    """A copy of all folders with a run.sh, in which a test may spoil something."""
-    for path in companions.ROOT.glob('*/run.sh'):
+    """A copy of all folders with a model.py, in which a test may spoil something."""
+    for path in companions.ROOT.glob('*/model.py'):
         shutil.copytree(str(path.parent), str(tmp_path / path.parent.name),
                         ignore=shutil.ignore_patterns('__pycache__'))
     companions.mend(tmp_path)  # so that nothing but what the test spoils is wrong

@@ -1,0 +1,375 @@
+"""The comparison: what it reads from a run, that it resumes, its table and its cost model."""
+
+import json
+import math
+import re
+import sys
+import types
+import urllib.request
+
+import bench
+from conftest import ROOT
+from processes import examples as folders
+from processes import free_ports, Programs, wait_until
+import pytest
+
+sys.path.append(str(ROOT / 'Comparison'))
+
+import compare  # noqa: E402
+from examples import BARE, Example, examples, SETTINGS  # noqa: E402
+import plots  # noqa: E402
+import report  # noqa: E402
+import scaling  # noqa: E402
+
+PAIR = 'AGN', 'Synchronous-SGD'
+
+
+def finished(*lines, seconds):
+    """Returns a `bench.Run` that printed `lines`, pairs of a time and a string."""
+    run = bench.Run.__new__(bench.Run)
+    run.lines, run.seconds = list(lines), seconds
+    return run
+
+
+def a_row(folder, experiment='table', **columns):
+    """Returns a row of results.csv, with figures of no consequence where none are given."""
+    row = dict.fromkeys(compare.COLUMNS, '')
+    row.update(folder=folder, experiment=experiment, workers=2, window=1, straggler=0, seed=1,
+               local_steps=3000, seconds=5, date='2026-11-21', machine='2 cores, Python 3.7.16',
+               tensorflow='1.15.5')
+    return {name: str(value) for name, value in dict(row, **columns).items()}
+
+
+def test_what_a_run_printed():
+    lines = [(1.5, 'worker 0: starts at step 0 of 100, after 1.3 s'),
+             (2.0, 'worker 1: did 100 local steps, accepted 97, dropped 3, 50 steps/s'),
+             (2.5, 'worker 0: did 110 local steps, accepted 103, dropped 7, 40 steps/s'),
+             (3.0, 'worker 0: test accuracy 0.961 after 100 steps, 2.8 s')]
+    assert compare.from_lines(finished(*lines, seconds=4.25)) == {
+        'steps': 210, 'updates': 100, 'test_accuracy': 0.961,
+        'steps_per_s': 76,  # 210 in the 2.75 s that worker 0 took
+        'start_s': 1.5, 'stop_s': 1.25, 'accepted': 200, 'dropped': 10}
+
+
+def test_what_the_processes_noted():
+    """Windows of 10 local steps; worker 1 began 0.5 s before the chief."""
+    chief = {'chief': True, 'calls': 6, 'began': 100.5, 'staleness': {'0': 4, '1': 2},
+             'bytes': 7690, 'tensorflow': '1.15.5',
+             'curve': [[3, 0.0, 0.5], [5, 0.2, 0.96], [10, 0.7, 0.97]]}
+    other = {'chief': False, 'calls': 4, 'began': 100.0, 'staleness': {'1': 3, '7': 1},
+             'bytes': 7700, 'curve': []}
+    assert compare.from_notes([other, chief], steps=100, updates=10, asked=100, stop_s=1) == {
+        'steps': 100, 'stop_s': 1, 'bytes_per_step': 770, 'tensorflow': '1.15.5',
+        'seconds_to_95': 0.7, 'staleness': '0:4 1:5 7:1',
+        'curve': '30:0.5:0.5 50:0.7:0.96 100:1.2:0.97'}
+
+
+def test_a_run_of_another_length_is_an_error():
+    with pytest.raises(SystemExit, match='did 200 local steps and not 100'):
+        compare.from_notes([], steps=200, updates=200, asked=100)
+
+
+@pytest.mark.parametrize('folder, workers, window, steps', [
+    ('Non-Distributed-Setup', 0, 1, 1), ('Multiple-GPUs-Single-Machine', 0, 1, 2),
+    ('Distributed-Setup', 1, 1, 1), ('HogWild', 4, 1, 1), ('AGN', 4, 10, 10),
+    ('Synchronous-SGD', 4, 1, 4), ('Ring-AllReduce', 3, 1, 3), ('Local-SGD', 4, 10, 40),
+    ('In-Graph-Replication', 2, 1, 2), ('Model-Parallel', 2, 1, 1), ('Distributed-MNIST', 2, 1, 1)])
+def test_local_steps_of_an_update(folder, workers, window, steps):
+    assert Example(folder).steps_of_update(workers, window) == steps
+
+
+def test_windows_are_flags():
+    assert Example('DOWNPOUR').arguments(2, 20, 1000) == [
+        '--train_steps=50', '--n_fetch=20', '--n_push=20']
+    assert Example('SAGN').arguments(2, 5, 1000) == ['--train_steps=100',
+                                                     '--communication_window=5']
+
+
+def test_all_folders_are_compared():
+    names = [example.name for example in examples()]
+    assert names == folders() and set(SETTINGS) < set(names)
+    plan = compare.Plan(examples(), 1000)
+    for jobs in plan.quick(), plan.for_the_table(1):
+        assert {job.folder for job in jobs} == {BARE, *names}
+    stragglers = {job.folder for job in plan.for_the_table(1) if job.experiment == 'straggler'}
+    assert {'HogWild', 'Ring-AllReduce', *PAIR} < stragglers
+
+
+@pytest.fixture(scope='module')
+def compared(tmp_path_factory):
+    """A comparison of two folders that was killed in the middle, and then done to its end.
+
+    Attributes:
+      path: `pathlib.Path`, its directory.
+      before: list of dicts, its rows when it was killed.
+      rows: list of dicts, all rows.
+      again: the `Program` that did the rest.
+      command: list, what both were started by.
+    """
+    directory = tmp_path_factory.mktemp('comparison')
+    programs = Programs(directory)
+    path = directory / 'results'
+    command = [sys.executable, ROOT / 'Comparison' / 'compare.py', '--quick',
+               f'--only={",".join(PAIR)}', f'--results_dir={path}']
+
+    first = programs.start(command)
+    wait_until(lambda: len(report.read(path / 'results.csv')) == 2 or not first.running, first)
+    wait_until(lambda: len(first.left()) > 3, first)  # the tasks of the next run
+    first.kill()
+    before = report.read(path / 'results.csv')
+    wait_until(lambda: not first.left(), 'the run under way does not end:', first)
+    again = programs.start(command)
+    again.wait()
+    assert not programs.end()
+    return types.SimpleNamespace(path=path, before=before, again=again, command=command,
+                                 rows=report.read(path / 'results.csv'))
+
+
+def test_it_goes_on_where_it_was_killed(compared):
+    compared.again.ends_well(but='.*left:.*|')
+    assert [row['folder'] for row in compared.before] == [BARE, PAIR[0]]
+    assert compared.rows[:2] == compared.before, 'these runs are not made again'
+    assert [row['folder'] for row in compared.rows] == [BARE, *PAIR]
+    assert '3 runs, 1 of them new' in compared.again.out[0]
+
+
+def test_a_complete_comparison_is_left_alone(compared, programs):
+    again = programs.start(compared.command)
+    again.ends_well(but='.*left:.*|')
+    assert '3 runs, 0 of them new' in again.out[0] and '--fresh' in again.out[0]
+    assert report.read(compared.path / 'results.csv') == compared.rows
+
+
+def test_its_figures_are_plausible(compared):
+    for row in compared.rows[1:]:
+        example = Example(row['folder'])
+        assert not row['failed']
+        assert 1500 <= int(row['steps']) <= 1500 + 2 * 2 * example.window
+        assert 0.85 < float(row['test_accuracy']) <= 1
+        assert 30 < float(row['steps_per_s']) < 30000
+        assert 0.5 < float(row['start_s']) < 100 and 0 < float(row['stop_s']) < 100
+        expected = scaling.bytes_per_step(example.kind, 2, example.window)
+        assert expected <= float(row['bytes_per_step']) < 1.01 * expected
+        steps, seconds, accuracies = report.curve(row)
+        assert len(steps) >= 2 and steps == sorted(steps) and seconds == sorted(seconds)
+        assert accuracies[0] < 0.9 and accuracies[-1] > 0.8
+        if row['seconds_to_95']:
+            assert 0 < float(row['seconds_to_95']) <= seconds[-1]
+    updates = sum(report.histogram([compared.rows[1]]).values())
+    assert updates * 10 == int(compared.rows[1]['steps']), 'each push of AGN has a staleness'
+    assert (compared.rows[2]['accepted'], compared.rows[2]['dropped']) == ('1500', '0')
+    assert float(compared.rows[0]['steps_per_s']) > 300
+
+
+def test_its_table_is_complete(compared):
+    lines = (compared.path / 'table.md').read_text(encoding='utf-8').splitlines()
+    cells = [[cell.strip() for cell in line.strip('|').split('|')] for line in lines[:-2]]
+    assert cells[0] == report.COLUMNS
+    assert [row[0] for row in cells[2:]] == [BARE, *(f'[{name}](../{name}/)' for name in PAIR)]
+    empty = {tuple(name for name, cell in zip(report.COLUMNS, row) if not cell)
+             for row in cells[3:]}
+    assert empty == {('with a straggler', 'accepted, dropped'),
+                     ('window', 'with a straggler', 'staleness (max)')}
+    assert '1500 local steps' in lines[-1] and compare.machine() in lines[-1]
+    for name in 'overview', 'accuracy', 'staleness':
+        picture = (compared.path / f'{name}.png').read_bytes()
+        assert picture.startswith(b'\x89PNG') and len(picture) > 10000
+
+
+def test_tensorboard_serves_all_runs(compared, programs):
+    port, = free_ports(1)
+    board = programs.start([sys.executable, '-m', 'tensorboard.main', f'--port={port}',
+                            '--host=localhost', f'--logdir={compared.path / "tensorboard"}'])
+
+    def get(path):
+        with urllib.request.urlopen(f'http://localhost:{port}/data/{path}', timeout=10) as answer:
+            return json.loads(answer.read().decode())
+
+    def complete():
+        try:
+            tags = get('plugin/scalars/tags')
+        except OSError:
+            return False
+        return len(tags) == 4 and all(tags.values())
+
+    wait_until(lambda: complete() or not board.running, board)
+    tags = get('plugin/scalars/tags')
+    assert set(tags) == {each for name in PAIR for each in (name, f'{name}/worker-1')}
+    for run in tags:
+        assert {'loss', 'accuracy', 'steps/s'} < set(tags[run]), run
+    assert {'test_accuracy'} <= set(tags['AGN']) and {'staleness'} <= set(tags['AGN'])
+    values = get('plugin/scalars/scalars?run=AGN&tag=loss')
+    assert len(values) >= 3 and values[0][2] > values[-1][2], 'step, time and loss: it falls'
+    assert [name for name in board.end() if 'tensorboard' in name]
+
+
+def test_a_stop_ends_the_run_under_way(programs, tmp_path):
+    path = tmp_path / 'results'
+    program = programs.start([sys.executable, ROOT / 'Comparison' / 'compare.py', '--quick',
+                              '--only=HogWild', f'--results_dir={path}'])
+    wait_until(lambda: len(report.read(path / 'results.csv')) == 1 or not program.running, program)
+    wait_until(lambda: len(program.left()) > 3, program)
+    program.send(15)
+    assert program.wait() == 1 and 'goes on from there' in program.err[-1]
+    assert not program.left()
+    assert len(report.read(path / 'results.csv')) == 1, 'what was stopped has no result'
+
+
+@pytest.mark.parametrize('flags, complaint', [
+    (['--only=HogWild,Nothing'], 'Nothing: the folders are .*AGN'),
+    (['--publish', '--quick'], 'the whole comparison'),
+    (['--steps=10'], 'less than 500'), (['--draw'], 'no results to draw')])
+def test_bad_input(flags, complaint, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        compare.main([*flags, f'--results_dir={tmp_path}'])
+    said = capsys.readouterr().err + str(ended.value)
+    assert re.search(complaint, said), said
+
+
+def test_results_of_another_machine_are_not_mixed(tmp_path):
+    compare.write(tmp_path / 'results.csv', [a_row('AGN', machine='96 cores, Python 2.0')])
+    with pytest.raises(SystemExit, match='is of 96 cores.*--fresh'):
+        compare.Comparison(tmp_path)
+
+
+@pytest.fixture
+def rows():
+    """Two seeds of three schemes, with figures that are easy to sum up."""
+    def runs(folder, accuracies, rate, times, **columns):
+        return [a_row(folder, seed=seed, test_accuracy=accuracy, steps_per_s=rate + seed,
+                      seconds_to_95=seconds, curve='0:0:0.1', start_s=2, stop_s=1, **columns)
+                for seed, (accuracy, seconds) in enumerate(zip(accuracies, times), 1)]
+
+    return [
+        *runs('Non-Distributed-Setup', [0.98, 0.98], 4000, [0.5, 0.5], workers=0),
+        *runs('HogWild', [0.97, 0.99], 800, [1.5, 2.5], staleness='0:3 1:4 9:1'),
+        *runs('Synchronous-SGD', [0.985, 0.985], 600, [3, 3], accepted=2990, dropped=10),
+        *runs('AGN', [0.94, 0.96], 4000, ['', 0.25], window=10),
+        a_row('HogWild', 'trace', bytes_per_step=76900), a_row('AGN', 'trace', bytes_per_step=7690),
+        a_row('Synchronous-SGD', 'trace', bytes_per_step=76892),
+        a_row('HogWild', 'straggler', steps_per_s=500), a_row('AGN', 'straggler', steps_per_s=2000),
+        a_row('Synchronous-SGD', 'straggler', steps_per_s=150)]
+
+
+def test_the_table(rows):
+    found = {each.name: report.table_row(each) for each in report.summaries(rows)}
+    assert list(found) == ['Non-Distributed-Setup', 'HogWild', 'AGN', 'Synchronous-SGD']
+    assert found['HogWild'] == [
+        '[HogWild](../HogWild/)', '2', '', '0.980 ± 0.014', '2.00', '802', '500', '0.81 (9)',
+        '76,900', '76,880', '', '2.0', '1.0']
+    assert found['AGN'][4] == '–', 'one of two seeds did not come to 95 %'
+    assert found['AGN'][2:4] == ['10', '0.950 ± 0.014']
+    assert found['Synchronous-SGD'][10] == '2990, 10'
+
+
+def test_a_run_that_fails_is_said(rows):
+    rows.append(a_row('DynSGD', failed='worker 1: the loss is nan'))
+    failed, = [each for each in report.summaries(rows) if each.name == 'DynSGD']
+    assert report.table_row(failed)[3:6] == ['failed', '–', '']
+    assert failed.failures == ['worker 1: the loss is nan']
+
+
+def test_the_guide_follows_from_the_table(rows):
+    guide = dict(line.strip('| ').split(' | ')[:2] for line in report.guide(rows)[2:])
+    chosen = {situation.split(',')[0]: re.search(r'\[(.+)\]', choice)[1]
+              for situation, choice in guide.items()}
+    assert chosen == {
+        'the model trains on one machine': 'Non-Distributed-Setup',
+        'you want 95 % as soon as you can': 'HogWild',  # AGN did not always come there
+        'you want the most accurate after so many local steps': 'Synchronous-SGD',
+        'the network is slow': 'Synchronous-SGD',  # of those as accurate as the best
+        'some workers are slow': 'HogWild',
+        'the result has to be that of one process with larger batches': 'Synchronous-SGD'}
+    for row in rows:
+        if row['folder'] == 'AGN' and row['test_accuracy']:
+            row['test_accuracy'] = '0.98'
+    assert any('slow, and' in line and '[AGN]' in line for line in report.guide(rows))
+
+
+def test_all_pictures_can_be_drawn(rows, tmp_path):
+    rows += [a_row(folder, 'workers', workers=workers, steps_per_s=workers * 500 / window,
+                   test_accuracy=0.97) for folder, window in [('HogWild', 1), ('AGN', 1)]
+             for workers in (1, 2, 4, 8)]
+    rows += [a_row('AGN', 'window', window=window, steps_per_s=900 * window, test_accuracy=0.9)
+             for window in (1, 10, 50)]
+    drawn = plots.draw(rows, tmp_path)
+    assert list(drawn.values()) == list(plots.PICTURES.values())
+    assert sorted(path.stem for path in tmp_path.glob('*.png')) == sorted(drawn)
+
+
+@pytest.mark.parametrize('kind, workers, window, sent', [
+    ('server', 2, 1, 76880), ('server', 8, 10, 7688), ('ring', 2, 1, 38440),
+    ('ring', 4, 1, 57660), ('ring', 1, 1, 0), ('layers', 2, 1, 32768), ('alone', 0, 1, 0)])
+def test_bytes_in_theory(kind, workers, window, sent):
+    """9,610 parameters of 4 bytes: 2 K / T, and 2 (N - 1) / N K; activations of 32 times 128."""
+    assert scaling.bytes_per_step(kind, workers, window) == sent
+
+
+COSTS = scaling.Costs(step=0.001, exchange=0.002, work=0.004)
+CLUSTER = scaling.Cluster(servers=1, cores=4, bandwidth=1e9, round_trip=0.0005, shared=False)
+
+
+@pytest.mark.parametrize('kind, synchronous, workers, window, cluster, seconds', [
+    # 10 steps, an exchange, two round trips, 2 MB
+    ('server', False, 1, 10, CLUSTER, 0.010 + 0.002 + 0.001 + 0.002),
+    # 40 MB on the server's link; the processors are done in 40 * 0.004 / 8
+    ('server', False, 40, 10, CLUSTER, 0.040),
+    ('server', False, 40, 10, CLUSTER._replace(servers=2), 0.020),
+    ('server', False, 40, 10, CLUSTER._replace(cores=1), 0.080),
+    # the server works 10 * 0.004 / 8, and 10 MB go out before 10 MB come in
+    ('server', True, 10, 10, CLUSTER, 0.010 + 0.005 + 0.001 + 0.020),
+    ('server', True, 1, 10, CLUSTER, 0.010 + 0.002 + 0.001 + 0.002),
+    # 8 hops of 0.2 MB, each half a round trip
+    ('ring', True, 5, 1, CLUSTER, 0.001 + 8 * (0.002 + 0.00025 + 0.0002)),
+    ('ring', True, 1, 1, CLUSTER, 0.001),
+    # 4 workers keep two cores busy with 14 ms each
+    ('server', False, 4, 10, scaling.Cluster(1, 2, math.inf, 0, True), 0.028),
+    ('server', False, 1, 10, scaling.Cluster(1, 2, math.inf, 0, True), 0.012),
+    ('ring', True, 2, 1, scaling.Cluster(1, 2, math.inf, 0, True), 0.009)])
+def test_the_cost_model(kind, synchronous, workers, window, cluster, seconds):
+    arguments = kind, synchronous, workers, window, 1e6, COSTS, cluster
+    assert scaling.seconds_of_window(*arguments) == pytest.approx(seconds)
+    assert scaling.steps_per_second(*arguments) == pytest.approx(workers * window / seconds)
+
+
+def test_the_model_is_fitted_and_checked():
+    """On what the model itself makes up it is right; where it is not, its error says so."""
+    here = scaling.Cluster(1, 2, math.inf, 0, True)
+    rows = []
+    for folder, window, kind, synchronous in [('HogWild', 1, 'server', False),
+                                              ('AGN', 10, 'server', False),
+                                              ('AGN', 50, 'server', False)]:
+        for workers in 1, 2, 4, 8:
+            rate = scaling.steps_per_second(kind, synchronous, workers, window, scaling.DIGITS,
+                                            scaling.Costs(1e-4, 1.2e-3, 2e-3), here)
+            rows.append(a_row(folder, 'workers', workers=workers, window=window, steps_per_s=rate))
+    (which, (costs, checked)), = scaling.check(rows, 2).items()
+    assert which == ('server', False) and len(checked) == 12
+    assert max(scaling.errors(checked, True)) < 0.02 and max(scaling.errors(checked, False)) < 0.02
+    for row in rows:
+        if row['workers'] == '8':
+            row['steps_per_s'] = str(float(row['steps_per_s']) / 2)
+    (_, (_, checked)), = scaling.check(rows, 2).items()
+    assert max(scaling.errors(checked, False)) == pytest.approx(1, abs=0.05)
+    assert '100%), 6 runs' in scaling.table(rows, 2)[2]
+
+
+def test_the_readme_has_the_published_results(rows, tmp_path):
+    """What is between its markers is made of results.csv, or there is neither."""
+    readme = ROOT / 'Comparison' / 'README.md'
+    published = report.read(ROOT / 'Comparison' / 'results' / 'results.csv')
+    text = readme.read_text(encoding='utf-8')
+    copy = tmp_path / 'README.md'
+    copy.write_text(text, encoding='utf-8')
+    if published:
+        report.publish(published, copy, plots.draw(published, tmp_path))
+        assert copy.read_text(encoding='utf-8') == text, '--publish --draw mends this'
+    else:
+        between = re.findall(r'<!-- (\w+) begins -->(.*?)<!-- \1 ends -->', text, re.DOTALL)
+        assert [part.strip() for _, part in between] == [''] * 4
+    report.publish(rows, copy, {})
+    changed = copy.read_text(encoding='utf-8')
+    assert '[HogWild](../HogWild/) | 2 |' in changed
+    with pytest.raises(SystemExit, match='has not once'):
+        copy.write_text(changed.replace('<!-- guide ends -->', ''), encoding='utf-8')
+        report.publish(rows, copy, {})
