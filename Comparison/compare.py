@@ -13,6 +13,7 @@ the same command. First come one seed and all that the pictures need; then as ma
 
 import argparse
 import collections
+import contextlib
 import csv
 import json
 import os
@@ -33,6 +34,7 @@ sys.path.append(str(HERE.parent / 'tests'))
 import bench  # noqa: E402
 from examples import BARE, Example, examples  # noqa: E402
 import measure  # noqa: E402
+import network  # noqa: E402
 import plots  # noqa: E402
 import report  # noqa: E402
 
@@ -46,10 +48,15 @@ ENOUGH = 0.95  # of the test images
 # Local steps of all workers together in a run for the table, and for the rest in parts of that.
 STEPS, QUICK_STEPS = 10000, 1500
 PARTS = {'table': 1, 'quick': 1, 'trace': 0.2, 'straggler': 0.2, 'window': 0.6, 'workers': 0.3}
+# With an artificial round-trip time in ms: folder and window, and windows in a run.
+ROUND_TRIPS = 0, 1, 2, 5, 10, 20
+DISTANT = [('HogWild', 1), ('AGN', 10), ('AGN', 50), ('Synchronous-SGD', 1), ('Ring-AllReduce', 1)]
+DISTANT_WINDOWS = 0.04  # of the local steps of a run for the table
 
 # What to run, and so the key of a row in results.csv. The experiment 'quick' is a short run for the
 # table with a trace.
-Job = collections.namedtuple('Job', 'experiment folder workers window straggler seed local_steps')
+Job = collections.namedtuple(
+    'Job', 'experiment folder workers window straggler round_trip seed local_steps')
 # What is measured. Staleness is a list of value:count, the curve of local step:seconds:accuracy.
 COLUMNS = [*Job._fields, 'steps', 'test_accuracy', 'steps_per_s', 'seconds_to_95', 'bytes_per_step',
            'start_s', 'stop_s', 'accepted', 'dropped', 'staleness', 'curve', 'failed', 'seconds',
@@ -71,14 +78,14 @@ class Plan:
         self._steps = steps
 
     def _bare(self, experiment, seed):
-        return Job(experiment, BARE, 0, 1, 0, seed, self._steps)
+        return Job(experiment, BARE, 0, 1, 0, '', seed, self._steps)
 
     def _job(self, experiment, example, seed=1, workers=None, window=None, straggler=0):
         """Returns the `Job` for an `Example`; workers and window are its own unless given."""
         if workers is None:
             workers = 2 if example.free_workers else example.settings.workers
-        return Job(experiment, example.name, workers, window or example.window, straggler, seed,
-                   round(PARTS[experiment] * self._steps))
+        return Job(experiment, example.name, workers, window or example.window, straggler, '',
+                   seed, round(PARTS[experiment] * self._steps))
 
     def quick(self):
         """Returns the jobs of --quick."""
@@ -99,6 +106,13 @@ class Plan:
                 *(self._job('workers', example, workers=workers) for example in self._free
                   for workers in WORKERS)]
 
+    def at_a_distance(self):
+        """Returns the jobs on a network with a round-trip time."""
+        names = [example.name for example in self._found]
+        return [Job('latency', folder, 2, window, 0, round_trip, 1,
+                    round(DISTANT_WINDOWS * self._steps * window))
+                for folder, window in DISTANT if folder in names for round_trip in ROUND_TRIPS]
+
 
 def cost(each, rows):
     """Returns about how many seconds a `Job` takes, from what the `rows` so far tell."""
@@ -106,6 +120,7 @@ def cost(each, rows):
              if row['folder'] == each.folder and row['steps_per_s']]
     rate = rates[-1] if rates else min(700 * each.window ** 0.5, 4000)
     delays = each.straggler * each.local_steps / 2
+    delays += (each.round_trip or 0) / 1000 * each.local_steps / each.window
     return 3 + each.workers + each.local_steps / rate + delays
 
 
@@ -124,15 +139,26 @@ def key(row):
     return tuple(row[field] for field in Job._fields)
 
 
-def interpreter(directory, traced):
-    """Writes a script for $PYTHON that runs the programs which train under observed.py."""
+def interpreter(directory, traced, network_name):
+    """Writes a script for $PYTHON that runs the programs which train under observed.py.
+
+    Args:
+      directory: string, where the script and the notes go.
+      traced: int, how many runs of each train op are traced.
+      network_name: string, of the network on whose hosts all programs run, if any.
+
+    Returns:
+      String, the path of the script.
+    """
     path = pathlib.Path(directory) / 'python'
+    on_host = f'  *.py) set -- "{HERE}/network.py" {network_name} "$@" ;;\n'
     path.write_text('#!/bin/sh\n'
                     'case $1 in\n'
                     f'  */worker.py | */train.py | */towers.py) set -- "{HERE}/observed.py" '
                     f'"{directory}" {traced} "$@" ;;\n'
                     'esac\n'
-                    f'exec "{sys.executable}" "$@"\n', encoding='utf-8')
+                    + (f'case $1 in\n{on_host}esac\n' if network_name else '')
+                    + f'exec "{sys.executable}" "$@"\n', encoding='utf-8')
     path.chmod(0o700)
     return str(path)
 
@@ -174,8 +200,11 @@ def _run_folder(each, example, results_dir):
             flags += [f'--model_dir={logdir}']
         if each.straggler:
             flags += [f'--straggler=1:{each.straggler}']
-        done = bench.Run(example.name, *flags, f'--seed={each.seed}', **env,
-                         PYTHON=interpreter(directory, TRACED if traced else 0))
+        with contextlib.ExitStack() as stack:
+            hosts = '' if each.round_trip == '' else stack.enter_context(
+                network.Network(each.round_trip / 1000)).name
+            done = bench.Run(example.name, *flags, f'--seed={each.seed}', **env,
+                             PYTHON=interpreter(directory, TRACED if traced else 0, hosts))
         notes = [json.loads(path.read_text(encoding='utf-8'))
                  for path in pathlib.Path(directory).glob('*.json')]
     return from_notes(notes, **from_lines(done), asked=each.local_steps)
@@ -281,7 +310,11 @@ class Comparison:
         if options.quick:
             rounds = [plan.quick()]
         else:
-            rounds = [plan.for_the_table(1) + plan.for_the_pictures(),
+            reason = network.obstacle()
+            if reason:
+                print(f'Without the runs at a distance: {reason}.', file=sys.stderr)
+            rounds = [plan.for_the_table(1) + plan.for_the_pictures()
+                      + ([] if reason else plan.at_a_distance()),
                       *(plan.for_the_table(seed) for seed in range(2, MOST_SEEDS + 1))]
         form = '{percentage:3.0f}% |{bar:30}| {elapsed}, {remaining} left: {desc}'
         with tqdm.tqdm(total=0, bar_format=form, dynamic_ncols=True) as bar:

@@ -181,6 +181,30 @@ def workers(rows):
     return _against(rows, 'workers', 'workers', 'workers')
 
 
+def latency(rows):
+    """Draws throughput against the round-trip time of the network."""
+    lines = collections.defaultdict(list)
+    for row in rows:
+        if row['experiment'] == 'latency' and row['steps_per_s']:
+            windowed = f', window {row["window"]}' * (int(row['window']) > 1)
+            lines[row['folder'] + windowed].append((float(row['round_trip']),
+                                                    float(row['steps_per_s'])))
+    if not lines:
+        return None
+    figure, panel = plt.subplots(figsize=(9, 3.6))
+    for (name, points), colour, marker in zip(lines.items(), COLOURS, MARKERS):
+        x, y = zip(*sorted(points))
+        panel.plot(x, y, color=colour, marker=marker, markersize=5)
+        panel.annotate(name, (x[-1], y[-1]), xytext=(8, 0), textcoords='offset points',
+                       va='center', color=colour)
+    panel.set_yscale('log')
+    panel.set_xlim(-0.3, 26)
+    panel.set_xticks(sorted({x for points in lines.values() for x, _ in points}))
+    panel.set_xlabel('round-trip time of the network, ms')
+    panel.set_ylabel('local steps/s of all workers')
+    return figure
+
+
 def straggler(rows):
     """Draws what is left of each scheme's throughput with a straggler."""
     left = sorted((each.straggling / each.rate, each.name, each.example.group)
@@ -279,6 +303,8 @@ PICTURES = {
     windows: 'Throughput and test accuracy against the communication window, with two workers',
     workers: 'Throughput and test accuracy against the number of workers, all on one machine',
     straggler: 'What a straggler leaves of the throughput',
+    latency: 'Throughput against the round-trip time of the network: two workers and a ps, each '
+             'on a host of its own',
     staleness: 'How stale updates are, with two workers',
     model: 'The cost model'}
 

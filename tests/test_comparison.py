@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import subprocess
 import sys
 import types
 import urllib.request
@@ -17,6 +18,7 @@ sys.path.append(str(ROOT / 'Comparison'))
 
 import compare  # noqa: E402
 from examples import BARE, Example, examples, SETTINGS  # noqa: E402
+import network  # noqa: E402
 import plots  # noqa: E402
 import report  # noqa: E402
 import scaling  # noqa: E402
@@ -232,6 +234,56 @@ def test_results_of_another_machine_are_not_mixed(tmp_path):
         compare.Comparison(tmp_path)
 
 
+def test_tasks_move_to_hosts():
+    config = {'cluster': {'worker': ['localhost:5', 'localhost:6'], 'ps': ['localhost:4']},
+              'task': {'type': 'worker', 'index': 1}}
+    assert network.on_hosts(config) == (
+        {'cluster': {'ps': ['10.77.0.1:4'], 'worker': ['10.77.0.2:5', '10.77.0.3:6']},
+         'task': {'type': 'worker', 'index': 1}}, 2)
+
+
+ECHO = """
+import socket, sys, time
+if sys.argv[1] == 'serve':
+    with socket.socket() as server:
+        server.bind((sys.argv[2], 7))
+        server.listen(1)
+        print('ready', flush=True)
+        connection, _ = server.accept()
+        while connection.send(connection.recv(1)):
+            pass
+connection = socket.create_connection((sys.argv[2], 7), 30)
+connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+for _ in range(20):
+    began = time.monotonic()
+    connection.send(b'x')
+    connection.recv(1)
+    print(1000 * (time.monotonic() - began))
+"""
+
+
+def test_the_round_trip_of_a_network(programs):
+    """Frames take as long as they should, and no host is left; or it is said why there is none."""
+    reason = network.obstacle()
+    plan = compare.Plan(examples(), 1000).at_a_distance()
+    assert {job.round_trip for job in plan} == {0, 1, 2, 5, 10, 20} and len(plan) == 30
+    if reason:
+        return  # nothing to measure on this machine
+    with network.Network(0.02, hosts=2) as hosts:
+        enter = ['ip', 'netns', 'exec']
+        server = programs.start([*enter, f'{hosts.name}-0', sys.executable, '-c',
+                                 ECHO, 'serve', network.address(0)])
+        server.wait_for('ready')
+        client = programs.start([*enter, f'{hosts.name}-1', sys.executable, '-c', ECHO, 'ask',
+                                 network.address(0)])
+        client.wait()
+        times = sorted(map(float, client.out))
+        server.end()
+    assert len(times) == 20 and 20 <= times[10] < 40, str(client)
+    left = subprocess.run(['ip', 'netns', 'list'], stdout=subprocess.PIPE, check=True)
+    assert hosts.name not in left.stdout.decode()
+
+
 @pytest.fixture
 def rows():
     """Two seeds of three schemes, with figures that are easy to sum up."""
@@ -292,6 +344,8 @@ def test_all_pictures_can_be_drawn(rows, tmp_path):
              for workers in (1, 2, 4, 8)]
     rows += [a_row('AGN', 'window', window=window, steps_per_s=900 * window, test_accuracy=0.9)
              for window in (1, 10, 50)]
+    rows += [a_row('AGN', 'latency', window=10, round_trip=ms, steps_per_s=900 / (1 + ms))
+             for ms in (0, 5)]
     drawn = plots.draw(rows, tmp_path)
     assert list(drawn.values()) == list(plots.PICTURES.values())
     assert sorted(path.stem for path in tmp_path.glob('*.png')) == sorted(drawn)
