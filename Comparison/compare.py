@@ -42,12 +42,13 @@ DELAY = 0.005  # seconds that the straggler, worker 1, wastes in each local step
 WINDOWS = 1, 5, 10, 20, 50
 WORKERS = 1, 2, 4, 8
 MOST_SEEDS = 5
-TRACED = 10  # runs of a train op
-ENOUGH = 0.95  # of the test images
+TRACED = WARM_UP = 5  # the first runs of a train op, which do not count for the rate
+ENOUGH_RUNS = 20  # for a rate
+ENOUGH = 0.95  # of the test images, to take the time
 
 # Local steps of all workers together in a run for the table, and for the rest in parts of that.
 STEPS, QUICK_STEPS = 10000, 1500
-PARTS = {'table': 1, 'quick': 1, 'trace': 0.2, 'straggler': 0.2, 'window': 0.6, 'workers': 0.3}
+PARTS = {'table': 1, 'quick': 1, 'trace': 0.2, 'straggler': 0.2, 'window': 0.6, 'workers': 0.5}
 # With an artificial round-trip time in ms: folder and window, and windows in a run.
 ROUND_TRIPS = 0, 1, 2, 5, 10, 20
 DISTANT = [('HogWild', 1), ('AGN', 10), ('AGN', 50), ('Synchronous-SGD', 1), ('Ring-AllReduce', 1)]
@@ -220,8 +221,29 @@ def from_lines(done):
     accepted, dropped = map(sum, zip(*sums)) if sums else ('', '')
     return {'steps': figures['local steps'], 'updates': int(test[1]),
             'test_accuracy': figures['test accuracy'],
-            'steps_per_s': round(figures['local steps/s']), 'start_s': round(started, 2),
+            'start_s': round(started, 2),
             'stop_s': round(done.seconds - tested, 2), 'accepted': accepted, 'dropped': dropped}
+
+
+def rate(notes):
+    """Returns how many runs of train ops there are in a second, by all processes together.
+
+    It counts while all of them train: from when each has made its first runs, in which TensorFlow
+    prepares the graph, until the first one ends. Who makes hardly any run does not count. When that
+    leaves too little, as in very short runs, it counts the whole time.
+
+    Args:
+      notes: list of dicts, what observed.py wrote.
+    """
+    times = [note['times'] for note in notes]
+    busy = [own for own in times if len(own) > max(WARM_UP, max(map(len, times)) / 50)]
+    begin = max((own[WARM_UP - 1] for own in busy), default=0)
+    end = min((own[-1] for own in busy), default=0)
+    counted = sum(begin < when <= end for own in busy for when in own)
+    if counted < ENOUGH_RUNS:
+        begin, end = min(note['began'] for note in notes), max(own[-1] for own in times)
+        counted = sum(map(len, times))
+    return counted / (end - begin)
 
 
 def from_notes(notes, steps, updates, asked, **rest):
@@ -250,9 +272,10 @@ def from_notes(notes, steps, updates, asked, **rest):
     staleness = collections.Counter()
     for note in notes:
         staleness.update({int(value): count for value, count in note['staleness'].items()})
-    in_a_call = round(steps / sum(note['calls'] for note in notes))
+    in_a_call = round(steps / sum(len(note['times']) for note in notes))
     sent = [note['bytes'] / in_a_call for note in notes if note['bytes'] is not None]
-    return dict(rest, steps=steps, seconds_to_95=min(enough, default=''),
+    return dict(rest, steps=steps, steps_per_s=round(in_a_call * rate(notes)),
+                seconds_to_95=min(enough, default=''),
                 bytes_per_step=round(max(sent)) if sent else '', tensorflow=chief['tensorflow'],
                 staleness=' '.join(f'{value}:{staleness[value]}' for value in sorted(staleness)),
                 curve=' '.join('{}:{}:{}'.format(*point) for point in curve))

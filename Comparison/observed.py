@@ -5,7 +5,7 @@
 run.sh starts programs by $PYTHON, and compare.py puts this file there. Every program trains through
 the callable of a session on a dict of tensors, its train op; so that is where to look:
 
-- how many runs there were, and the staleness of each update;
+- when each run ended, and the staleness of its updates;
 - in the chief, the accuracy on the test set, now and then while it trains. That takes about a
   fiftieth of its time;
 - the bytes that one run sends from task to task, from the traces of the first TRACED runs.
@@ -48,7 +48,7 @@ class Observer:
         self._tests = chief
         self._left_to_trace = traced
         self._traces = []
-        self._calls = 0
+        self._times = []
         self._staleness = collections.Counter()
         self._curve = []
         self._began = None
@@ -77,11 +77,12 @@ class Observer:
                                      run_metadata=self._traces[-1])
             else:
                 result = run()
-            self._calls += 1
+            now = time.time()
+            self._times.append(now)
             if 'staleness' in result:
                 values = result['staleness']
                 self._staleness.update(map(int, values.ravel() if values.ndim else [values]))
-            if time.time() > self._next_test:
+            if now > self._next_test:
                 self._test(session, test)
             return result
 
@@ -113,9 +114,10 @@ class Observer:
           sent: function of a list of traces, returns the bytes that one of the runs sent.
           tensorflow: string, the version.
         """
-        if self._calls:
-            notes = {'chief': self._tests, 'calls': self._calls, 'curve': self._curve,
-                     'began': self._began,  # by the clock that all processes share
+        if self._times:
+            notes = {'chief': self._tests, 'curve': self._curve,
+                     # By the clock that all processes share.
+                     'began': self._began, 'times': [round(when, 4) for when in self._times],
                      'staleness': self._staleness, 'tensorflow': tensorflow,
                      'bytes': sent(self._traces) if self._traces else None}
             path = pathlib.Path(directory) / f'{os.getpid()}.json'

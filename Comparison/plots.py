@@ -85,9 +85,8 @@ def accuracy(rows):
                     panel.plot(*drawn, color=colour, label=short(example.name), marker=marker,
                                markersize=3.5, markevery=10)
             panel.set_ylim(0.7, 1)
-        panels[0].set_xscale('log')
+        _logarithmic(panels[0], 'x')
         panels[0].set_xlim(left=0.03)
-        panels[0].xaxis.set_major_formatter('{x:g}')
         panels[1].set_xlim(left=0)
         panels[0].set_title(group)
         panels[0].set_ylabel('test accuracy')
@@ -120,10 +119,7 @@ def overview(rows):
                            color=group_colours[summary.example.group])
         panel.set_title(title)
         if logarithmic:
-            panel.set_xscale('log')
-            panel.xaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 3)))
-            panel.xaxis.set_major_formatter('{x:,g}')
-            panel.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
+            _logarithmic(panel, 'x', (1, 3))
         panel.tick_params(axis='y', length=0)
     lowest = min(each.accuracy for each in found if each.accuracy is not None)
     axes[0].set_xlim(max(0.8, lowest - 0.01), 1)
@@ -137,6 +133,15 @@ def overview(rows):
     figure.legend(handles, list(groups(rows)), loc='lower center', ncol=4)
     figure.tight_layout(rect=(0, 0.9 / (2.5 * len(found)), 1, 1))
     return figure
+
+
+def _logarithmic(panel, axis, steps=(1, 2, 5)):
+    """Makes an axis, 'x' or 'y', logarithmic, with plain numbers at `steps` of each decade."""
+    getattr(panel, f'set_{axis}scale')('log')
+    its = getattr(panel, f'{axis}axis')
+    its.set_major_locator(matplotlib.ticker.LogLocator(subs=steps))
+    its.set_major_formatter('{x:,g}')
+    its.set_minor_locator(matplotlib.ticker.NullLocator())
 
 
 def _against(rows, experiment, column, label):
@@ -160,12 +165,13 @@ def _against(rows, experiment, column, label):
             panel.set_xticks(values)
             panel.set_xticklabels(values)
             panel.minorticks_off()
-        panels[0].set_yscale('log')
+        _logarithmic(panels[0], 'y')
         panels[0].set_title(group)
         panels[0].set_ylabel('local steps/s of all workers')
         panels[1].set_ylabel('test accuracy')
-        panels[1].set_ylim(top=1)
         panels[1].legend(loc='lower left')
+    lowest = min(float(row['test_accuracy']) for row in rows if row['test_accuracy'])
+    axes[0][1].set_ylim(max(0.5, lowest - 0.02), 1)
     for panel in axes[-1]:
         panel.set_xlabel(label)
     return figure
@@ -197,7 +203,7 @@ def latency(rows):
         panel.plot(x, y, color=colour, marker=marker, markersize=5)
         panel.annotate(name, (x[-1], y[-1]), xytext=(8, 0), textcoords='offset points',
                        va='center', color=colour)
-    panel.set_yscale('log')
+    _logarithmic(panel, 'y')
     panel.set_xlim(-0.3, 26)
     panel.set_xticks(sorted({x for points in lines.values() for x, _ in points}))
     panel.set_xlabel('round-trip time of the network, ms')
@@ -285,12 +291,12 @@ def model(rows):
         right.plot(x, [scaling.steps_per_second(*which, int(n), window, scaling.LARGE,
                                                 costs._replace(step=scaling.LARGE_STEP), there)
                        for n in x], color=colour, label=name)
-    left.set_title('this machine: measured (points) and model (lines)')
-    left.set_ylim(bottom=0)
+    left.set_title('this machine: measured (points), model (lines)')
+    _logarithmic(left, 'y')
     left.set_ylabel('local steps/s of all workers')
-    right.set_title('predicted: 100 MB, 0.1 s a local step, 8 servers, 10 Gbit/s')
-    right.set_xscale('log')
-    right.set_yscale('log')
+    right.set_title('predicted: 100 MB, 0.1 s a step, 8 servers, 10 Gbit/s')
+    _logarithmic(right, 'x', (1,))
+    _logarithmic(right, 'y', (1,))
     right.legend(loc='upper left')
     for panel in left, right:
         panel.set_xlabel('workers')

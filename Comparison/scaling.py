@@ -20,11 +20,11 @@ All workers together make N T local steps in that time. When all tasks share one
 a window takes at least as long as these have to work for it: N (T s + o) / C, and in a ring
 N (s + 2 (N - 1) o) / C.
 
-What it leaves out: workers of different speed (a straggler holds up all that are in step, by as
-much as it is late; see the measured picture), batches of different cost, the time that schemes take
-on a ps beyond adding, locks, other traffic in the network, several links to a switch that has not
-the bandwidth of all of them, and what staleness does to the accuracy: it counts steps, not what
-they are worth.
+What it leaves out: that e and o grow with the bytes, which have to be copied; workers of different
+speed (a straggler holds up all that are in step, by as much as it is late; see the measured
+picture); batches of different cost; the time that schemes take on a ps beyond adding; locks; other
+traffic in the network; a switch that has not the bandwidth of all its links; and what staleness
+does to the accuracy: it counts steps, not what they are worth.
 """
 
 import collections
@@ -152,13 +152,13 @@ def fit(measured, synchronous, kind, cluster):
                 for workers, window, rate in measured]
 
     start = np.log([2e-4, 1e-3, 1e-3])
-    # Absolute errors: a run that something disturbed does not count by its square.
+    # Like absolute errors: a run that something disturbed does not count by its square.
     best = scipy.optimize.least_squares(errors, start, loss='soft_l1', f_scale=0.1)
     return Costs(*np.exp(best.x))
 
 
 def check(rows, cores):
-    """Fits the model to runs of one and two workers, and checks it on those of more.
+    """Fits the model to all runs but those with the most workers, and checks it on these.
 
     Args:
       rows: list of dicts, as in results.csv.
@@ -171,8 +171,9 @@ def check(rows, cores):
     cluster = Cluster(1, cores, math.inf, 0, True)
     found = {}
     for (kind, synchronous), measured in sorted(points(rows).items()):
-        few = [point for point in measured if point[0] <= 2]
-        if len(few) == len(measured) or len(few) < 3:
+        most = max(workers for workers, _, _ in measured)
+        few = [point for point in measured if point[0] < most]
+        if len(few) < 3:
             continue
         costs = fit(few, synchronous, kind, cluster)
         found[kind, synchronous] = costs, [
@@ -191,8 +192,8 @@ NAMES = {('server', False): 'asynchronous', ('server', True): 'synchronous', ('r
 
 def table(rows, cores):
     """Returns the lines of a table of the fitted costs and of the errors, in Markdown."""
-    lines = ['| | s, ms | e, ms | o, ms | error on 1 and 2 workers (worst) | '
-             'error on 4 and 8 workers (worst) |', '|---|---:|---:|---:|---:|---:|']
+    lines = ['| | s, ms | e, ms | o, ms | error where fitted (worst) | '
+             'error with the most workers (worst) |', '|---|---:|---:|---:|---:|---:|']
     for which, (costs, checked) in check(rows, cores).items():
         cells = [NAMES[which], *(f'{1000 * cost:.2f}' for cost in costs)]
         for fitted in True, False:
