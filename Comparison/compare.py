@@ -385,7 +385,6 @@ def parse(argv):
 def main(argv=None):
     """Compares."""
     options = parse(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what is under way is ended
     options.results_dir.mkdir(parents=True, exist_ok=True)
     if options.fresh and (options.results_dir / 'results.csv').exists():
         (options.results_dir / 'results.csv').unlink()
@@ -414,4 +413,5 @@ def main(argv=None):
 
 
 if __name__ == '__main__':
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what is under way is ended
     main()

@@ -102,7 +102,7 @@ class Network:
 
     def __exit__(self, *_):
         if self._wire:
-            self._wire.terminate()
+            self._wire.kill()  # it holds nothing, and heeds the handlers of this program
             self._wire.join()
         for host in self._made:
             _ip('netns', 'del', host)
