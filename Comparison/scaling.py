@@ -5,11 +5,11 @@
 With a parameter server, a worker computes a window of T local steps of s seconds each; then it
 pulls the parameters, K bytes, and pushes as much. For both together the runtime takes e seconds of
 the worker's time, and o seconds of processor time on the worker and on the servers, half and half.
-There are N workers, P servers, B bytes/s on each link in each direction, a round trip of r, two of
+There are N workers, P servers, B bytes/s on each link in each direction, a round trip of r, three of
 them in an exchange, and C cores on each server. A window takes
 
-    asynchronous  max(T s + e + 2 r + 2 K / B,  N K / (P B),  N o / (2 P C))
-    synchronous   T s + max(e, N o / (2 P C)) + 2 r + max(2 K / B, 2 N K / (P B))
+    asynchronous  max(T s + e + 3 r + 2 K / B,  N K / (P B),  N o / (2 P C))
+    synchronous   T s + max(e, N o / (2 P C)) + 3 r + max(2 K / B, 2 N K / (P B))
 
 since asynchronous workers compute while others travel; in step, all travel at once. In a ring there
 are 2 (N - 1) hops of K / N bytes, with e and o for each of them:
@@ -38,7 +38,7 @@ from examples import examples
 import numpy as np
 import scipy.optimize
 
-ROUND_TRIPS = 2  # in an exchange with a ps: a pull and a push
+ROUND_TRIPS = 3  # in an exchange with a ps; `round_trips` says what was measured
 DIGITS = 4 * (64 * 128 + 128 + 128 * 10 + 10)  # bytes of the parameters of the network
 BOUNDARY = 4 * 32 * 128  # bytes of the activations between the layers, of a batch
 # A large network, for the prediction: bytes of its parameters, seconds of a local step.
@@ -187,6 +187,26 @@ def errors(checked, fitted):
     return [abs(model / rate - 1) for _, _, rate, model, known in checked if known == fitted]
 
 
+def round_trips(rows):
+    """Returns how many round trips there are in a window, from the runs at a distance.
+
+    That is by how much a window takes longer with the longest round trip than without any.
+
+    Args:
+      rows: list of dicts, as in results.csv.
+
+    Returns:
+      Dict of floats by (folder, window).
+    """
+    seconds = collections.defaultdict(dict)
+    for row in rows:
+        if row['experiment'] == 'latency' and row['steps_per_s']:
+            windows = float(row['steps_per_s']) / int(row['window']) / int(row['workers'])
+            seconds[row['folder'], int(row['window'])][float(row['round_trip'])] = 1 / windows
+    return {which: (times[max(times)] - times[0]) / (max(times) / 1000)
+            for which, times in seconds.items() if 0 in times and len(times) > 1}
+
+
 NAMES = {('server', False): 'asynchronous', ('server', True): 'synchronous', ('ring', True): 'ring'}
 
 
@@ -200,6 +220,11 @@ def table(rows, cores):
             found = errors(checked, fitted)
             cells.append(f'{statistics.median(found):.0%} ({max(found):.0%}), {len(found)} runs')
         lines.append(f'| {" | ".join(cells)} |')
+    trips = round_trips(rows)
+    if trips:
+        lines += ['', 'Round trips in a window, as measured: ' + '; '.join(
+            f'{folder}{f", window {window}" * (window > 1)} {number:.1f}'
+            for (folder, window), number in trips.items()) + '.']
     return lines
 
 

@@ -379,15 +379,15 @@ CLUSTER = scaling.Cluster(servers=1, cores=4, bandwidth=1e9, round_trip=0.0005, 
 
 
 @pytest.mark.parametrize('kind, synchronous, workers, window, cluster, seconds', [
-    # 10 steps, an exchange, two round trips, 2 MB
-    ('server', False, 1, 10, CLUSTER, 0.010 + 0.002 + 0.001 + 0.002),
+    # 10 steps, an exchange, three round trips, 2 MB
+    ('server', False, 1, 10, CLUSTER, 0.010 + 0.002 + 0.0015 + 0.002),
     # 40 MB on the server's link; the processors are done in 40 * 0.004 / 8
     ('server', False, 40, 10, CLUSTER, 0.040),
     ('server', False, 40, 10, CLUSTER._replace(servers=2), 0.020),
     ('server', False, 40, 10, CLUSTER._replace(cores=1), 0.080),
     # the server works 10 * 0.004 / 8, and 10 MB go out before 10 MB come in
-    ('server', True, 10, 10, CLUSTER, 0.010 + 0.005 + 0.001 + 0.020),
-    ('server', True, 1, 10, CLUSTER, 0.010 + 0.002 + 0.001 + 0.002),
+    ('server', True, 10, 10, CLUSTER, 0.010 + 0.005 + 0.0015 + 0.020),
+    ('server', True, 1, 10, CLUSTER, 0.010 + 0.002 + 0.0015 + 0.002),
     # 8 hops of 0.2 MB, each half a round trip
     ('ring', True, 5, 1, CLUSTER, 0.001 + 8 * (0.002 + 0.00025 + 0.0002)),
     ('ring', True, 1, 1, CLUSTER, 0.001),
@@ -421,6 +421,14 @@ def test_the_model_is_fitted_and_checked():
     (_, (_, checked)), = scaling.check(rows, 2).items()
     assert max(scaling.errors(checked, False)) == pytest.approx(1, abs=0.05)
     assert '100%), 3 runs' in scaling.table(rows, 2)[2]
+
+
+def test_round_trips_are_counted():
+    """Two workers: a window of 10 takes 5 ms without a distance, and 45 ms with 20 ms."""
+    rows = [a_row('AGN', 'latency', window=10, round_trip=ms, steps_per_s=20 / seconds)
+            for ms, seconds in [(0, 0.005), (5, 0.014), (20, 0.045)]]
+    assert scaling.round_trips(rows) == {('AGN', 10): pytest.approx(2)}
+    assert 'AGN, window 10 2.0.' in scaling.table(rows, 2)[-1]
 
 
 def test_the_readme_has_the_published_results(rows, tmp_path):
