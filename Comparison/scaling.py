@@ -5,8 +5,8 @@
 With a parameter server, a worker computes a window of T local steps of s seconds each; then it
 pulls the parameters, K bytes, and pushes as much. For both together the runtime takes e seconds of
 the worker's time, and o seconds of processor time on the worker and on the servers, half and half.
-There are N workers, P servers, B bytes/s on each link in each direction, a round trip of r, three of
-them in an exchange, and C cores on each server. A window takes
+There are N workers, P servers, B bytes/s on each link in each direction, a round trip of r, three
+of them in an exchange, and C cores on each server. A window takes
 
     asynchronous  max(T s + e + 3 r + 2 K / B,  N K / (P B),  N o / (2 P C))
     synchronous   T s + max(e, N o / (2 P C)) + 3 r + max(2 K / B, 2 N K / (P B))
