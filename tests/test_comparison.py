@@ -304,7 +304,8 @@ def rows():
     """Two seeds of three schemes, with figures that are easy to sum up."""
     def runs(folder, accuracies, rate, times, **columns):
         return [a_row(folder, seed=seed, test_accuracy=accuracy, steps_per_s=rate + seed,
-                      seconds_to_95=seconds, curve='0:0.1:0.1 3000:2:0.97', start_s=2, stop_s=1, **columns)
+                      seconds_to_95=seconds, curve='0:0.1:0.1 3000:2:0.97', start_s=2, stop_s=1,
+                      **columns)
                 for seed, (accuracy, seconds) in enumerate(zip(accuracies, times), 1)]
 
     return [
