@@ -296,7 +296,9 @@ class Comparison:
         """
         self._dir = results_dir
         self._path = results_dir / 'results.csv'
-        self.rows = report.read(self._path)
+        # What failed is tried again, unless it would only fail in the same way.
+        self.rows = [row for row in report.read(self._path)
+                     if not row['failed'] or 'diverged' in row['failed']]
         others = {row['machine'] for row in self.rows} - {machine()}
         if others:
             sys.exit(f'{self._path} is of {", ".join(sorted(others))}; this is {machine()}. '
@@ -307,13 +309,24 @@ class Comparison:
         done = set(map(key, self.rows))
         return [each for each in jobs if tuple(map(str, each)) not in done]
 
-    def seconds(self):
-        """Returns how long all runs took."""
-        return sum(float(row['seconds']) for row in self.rows)
-
     def estimate(self, jobs):
         """Returns about how many seconds the jobs that are left will take."""
         return sum(cost(each, self.rows) for each in self.left(jobs))
+
+    def affordable(self, rounds, seconds):
+        """Returns of a list of lists of jobs those for which there is time, and always the first.
+
+        Args:
+          rounds: list of lists of jobs.
+          seconds: float, for all runs, with those that were made before.
+        """
+        chosen, total = [], sum(float(row['seconds']) for row in self.rows)
+        for jobs in rounds:
+            total += self.estimate(jobs)
+            if chosen and total > seconds:
+                break
+            chosen.append(jobs)
+        return chosen
 
     def do(self, jobs, bar):
         """Makes the runs that are left; `bar` counts seconds as they were estimated."""
@@ -341,11 +354,11 @@ class Comparison:
                       *(plan.for_the_table(seed) for seed in range(2, MOST_SEEDS + 1))]
         form = '{percentage:3.0f}% |{bar:30}| {elapsed}, {remaining} left: {desc}'
         with tqdm.tqdm(total=0, bar_format=form, dynamic_ncols=True) as bar:
-            for i, jobs in enumerate(rounds):
-                if i and self.seconds() + self.estimate(jobs) > options.minutes * 60:
-                    break
-                bar.total += self.estimate(jobs)
-                self.do(jobs, bar)
+            rounds = self.affordable(rounds, options.minutes * 60)
+            while rounds:
+                bar.total = bar.n + sum(map(self.estimate, rounds))
+                self.do(rounds[0], bar)
+                rounds = self.affordable([[], *rounds[1:]], options.minutes * 60)[1:]
 
 
 def parse(argv):

@@ -249,6 +249,27 @@ def test_results_of_another_machine_are_not_mixed(tmp_path):
         compare.Comparison(tmp_path)
 
 
+def test_seeds_that_there_is_time_for(tmp_path):
+    """A round is estimated at what its runs took before; what failed is to be tried again."""
+    plan = compare.Plan([Example('HogWild')], 7000)
+    jobs = [plan.for_the_table(seed) for seed in range(1, 4)]
+    hog, bare = compare.Job('table', 'HogWild', 2, 1, 0, '', 1, 7000), jobs[0][0]
+    made = [a_row(**hog._asdict(), seconds=40, steps_per_s=700),
+            a_row(**bare._asdict(), seconds=10, steps_per_s=7000),
+            a_row('HogWild', 'straggler', failed='status 1', seconds=9)]
+    for row in made:
+        row['machine'] = compare.machine()
+    compare.write(tmp_path / 'results.csv', made)
+    comparison = compare.Comparison(tmp_path)
+    assert len(comparison.rows) == 2
+    assert [job.experiment for job in comparison.left(jobs[0])] == ['straggler']
+    # 5 s and 10 s for HogWild, 3 s and 1 s for the bare limit; with a straggler 5 s, 2 s and 3.5 s.
+    assert comparison.estimate(jobs[1]) == pytest.approx(15 + 4 + 10.5)
+    assert comparison.affordable(jobs, 0) == jobs[:1]
+    assert comparison.affordable(jobs, 50 + 10.5 + 29.5) == jobs[:2]
+    assert comparison.affordable(jobs, 50 + 10.5 + 2 * 29.5 - 1) == jobs[:2]
+
+
 def test_tasks_move_to_hosts():
     config = {'cluster': {'worker': ['localhost:5', 'localhost:6'], 'ps': ['localhost:4']},
               'task': {'type': 'worker', 'index': 1}}
