@@ -12,6 +12,7 @@ import bench
 from conftest import ROOT
 from processes import examples as folders
 from processes import free_ports, Programs, wait_until
+import psutil
 import pytest
 
 sys.path.append(str(ROOT / 'Comparison'))
@@ -220,15 +221,27 @@ def test_tensorboard_serves_all_runs(compared, programs):
     assert [name for name in board.end() if 'tensorboard' in name]
 
 
+def tasks(program):
+    """Returns the command lines of those of a program's processes that run an example."""
+    found = []
+    for process in program.left():
+        try:
+            found.append(' '.join(process.cmdline()))
+        except psutil.NoSuchProcess:
+            pass  # it ended meanwhile
+    return [line for line in found if re.search(r'/(run\.sh|ps\.py|worker\.py)\b', line)]
+
+
 def test_a_stop_ends_the_run_under_way(programs, tmp_path):
     path = tmp_path / 'results'
     program = programs.start([sys.executable, ROOT / 'Comparison' / 'compare.py', '--quick',
                               '--only=HogWild', f'--results_dir={path}'])
     wait_until(lambda: len(report.read(path / 'results.csv')) == 1 or not program.running, program)
-    wait_until(lambda: len(program.left()) > 3, program)
+    wait_until(lambda: len(tasks(program)) == 4, program)  # run.sh, a ps and two workers
     program.send(15)
     assert program.wait() == 1 and 'goes on from there' in program.err[-1]
-    assert not program.left()
+    assert not tasks(program)
+    wait_until(lambda: not program.left(), program)  # helpers of multiprocessing end after it
     assert len(report.read(path / 'results.csv')) == 1, 'what was stopped has no result'
 
 
