@@ -200,11 +200,9 @@ def latency(rows):
     figure, panel = plt.subplots(figsize=(9, 3.6))
     for (name, points), colour, marker in zip(lines.items(), COLOURS, MARKERS):
         x, y = zip(*sorted(points))
-        panel.plot(x, y, color=colour, marker=marker, markersize=5)
-        panel.annotate(name, (x[-1], y[-1]), xytext=(8, 0), textcoords='offset points',
-                       va='center', color=colour)
+        panel.plot(x, y, color=colour, marker=marker, markersize=5, label=name)
+    panel.legend(loc='center left', bbox_to_anchor=(1, 0.5))  # beside: some lines lie together
     _logarithmic(panel, 'y')
-    panel.set_xlim(-0.3, 26)
     panel.set_xticks(sorted({x for points in lines.values() for x, _ in points}))
     panel.set_xlabel('round-trip time of the network, ms')
     panel.set_ylabel('local steps/s of all workers')
