@@ -21,8 +21,10 @@ import psutil
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PATIENCE = 180  # seconds that a test waits for a condition; nothing waits that long on a good run
 _MARK = 'EXAMPLES_TEST_MARK'
-# What a shell or this very test (console.py sets the last one) may have set, and a run reads.
-_FOREIGN = {'PS', 'WORKERS', 'PORT', 'MODE', 'PYTHON', 'TF_CONFIG', 'TF_CPP_MIN_LOG_LEVEL'}
+# What a shell or this very test may have set, and a run reads: console.py sets the last but one, and
+# with the last one a kernel of Jupyter believes that it is in the process of the test.
+_FOREIGN = {'PS', 'WORKERS', 'PORT', 'MODE', 'PYTHON', 'TF_CONFIG', 'TF_CPP_MIN_LOG_LEVEL',
+            'PYTEST_CURRENT_TEST'}
 
 # The lines of a good run.
 _FIGURE = r'[a-z][\w/ ]* -?[\d.]+(?:e[+-]\d+)?(?: \(max -?[\d.]+\))?'
