@@ -3,8 +3,8 @@
 import time
 
 import cluster
-from processes import (BEGINS, checkpoints, DID, INCOMPLETE, OF_A_DEAD_TASK, RESUMES, STEP, Tasks,
-                       TEST, wait_until)
+from processes import (BEGINS, checkpoints, DID, INCOMPLETE, RESUMES, STEP, Tasks, TEST,
+                       wait_until)
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -97,7 +97,7 @@ def test_ps(programs, num_ps):
     resumed = int(workers[0].wait_for(RESUMES)['step'])
     assert saved <= resumed <= seen + 2 * 5, 'the last checkpoint'
     for task in workers + servers:
-        task.ends_well(but=OF_A_DEAD_TASK)
+        task.ends_well()
     assert workers[0].matches(TEST)
     times = [path.stat().st_mtime for path in model_dir.glob('model.ckpt-*.index')]
     gaps = [after - before for before, after in zip(sorted(times), sorted(times)[1:])]
@@ -112,7 +112,7 @@ def test_ps_without_checkpoints(programs):
     ps.kill()
     again = tasks.start('ps', 0)
     for task in workers + [again]:
-        task.ends_well(but=OF_A_DEAD_TASK)
+        task.ends_well()
     assert not workers[0].matches(RESUMES)
     assert any(steps(worker) != sorted(steps(worker)) for worker in workers), 'it began anew'
 
@@ -128,7 +128,7 @@ def test_ps_that_does_not_know_who_is_done(programs):
     ps.kill()
     again = tasks.start('ps', 0, '--patience_secs=3')
     for task in chief, again:
-        task.ends_well(but=OF_A_DEAD_TASK)
+        task.ends_well()
     assert again.out == ['ps 0: worker 1 never said that it is done, and does not answer']
 
 
@@ -194,7 +194,7 @@ def test_a_synchronous_job_resumes_when_its_ps_died(together, tmp_path):
     servers[0] = tasks.start('ps', 0)
     assert int(workers[0].wait_for(RESUMES)['step']) > 0
     for task in workers + servers:
-        task.ends_well(but=OF_A_DEAD_TASK)
+        task.ends_well()
     assert workers[0].matches(TEST)
 
 
