@@ -96,6 +96,7 @@ class Barrier(tf.train.SessionRunHook):
         with tf.control_dependencies([sync.ready_for_local_init_op]):
             self._join = tf.group(sync.chief_init_op if task_index == 0
                                   else sync.local_step_init_op)
+        self._release = sync.get_init_tokens_op(num_workers)
         self._is_chief = task_index == 0
         self._global_step = global_step
 
@@ -108,6 +109,10 @@ class Barrier(tf.train.SessionRunHook):
         self._patience.stop()
         session.run(self._join)  # puts no tokens into the queue: the barrier holds from now on
         if self._is_chief:
+            if self._chief:
+                # A ps died. What some pushed is lost with it, or was dropped before accumulators on
+                # another ps were set back: they would wait for ever. They push again.
+                session.run(self._release)
             self._chief = threading.Thread(target=self._aggregate, args=(session,), daemon=True)
             self._chief.start()
 

@@ -137,11 +137,11 @@ def test_ps_that_does_not_know_who_is_done(programs):
 @pytest.fixture
 def together(programs):
     """Starts a ps and slow workers of Synchronous-SGD; returns them all when they are training."""
-    def start_all(num_workers, *flags):
-        tasks = Tasks(programs, num_workers=num_workers, folder='Synchronous-SGD', flags=[
+    def start_all(num_workers, *flags, num_ps=1):
+        tasks = Tasks(programs, num_ps, num_workers, folder='Synchronous-SGD', flags=[
             '--train_steps=300', '--log_every_n_steps=5', *flags])
         slow = '--straggler=' + ','.join(f'{i}:0.02' for i in range(num_workers))
-        servers = [tasks.start('ps', 0)]
+        servers = [tasks.start('ps', i) for i in range(num_ps)]
         workers = [tasks.start('worker', i, slow) for i in range(num_workers)]
         for worker in workers:
             worker.wait_for(STEP)
@@ -186,12 +186,14 @@ def test_with_backup_workers_a_dead_one_is_not_missed(together):
         task.ends_well()
 
 
-def test_a_synchronous_job_resumes_when_its_ps_died(together, tmp_path):
+@pytest.mark.parametrize('num_ps, victim', [(1, 0), (2, 0), (2, 1)])
+def test_a_synchronous_job_resumes_when_a_ps_died(together, tmp_path, num_ps, victim):
+    """What was pushed to the other ps is of no use; global step and tokens are on ps 0."""
     tasks, servers, workers = together(2, f'--model_dir={tmp_path / "model"}',
-                                       '--save_checkpoint_secs=1')
+                                       '--save_checkpoint_secs=1', num_ps=num_ps)
     wait_until(lambda: len(checkpoints(tmp_path / 'model')) >= 2, 'no checkpoints by', *workers)
-    servers[0].kill()
-    servers[0] = tasks.start('ps', 0)
+    servers[victim].kill()
+    servers[victim] = tasks.start('ps', victim)
     assert int(workers[0].wait_for(RESUMES)['step']) > 0
     for task in workers + servers:
         task.ends_well()
