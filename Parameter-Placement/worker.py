@@ -190,8 +190,11 @@ def gradients_at(loss_at, values):
 
 def add_to(variables, deltas):
     """Returns an op that adds `deltas` to the variables, each where it lives; none is lost."""
-    return tf.group(*[variable.assign_add(delta, read_value=False)
-                      for variable, delta in zip(variables, deltas)])
+    updates = []
+    for variable, delta in zip(variables, deltas):
+        with tf.device(variable.device):  # else the group is on the worker, and the next op waits
+            updates.append(variable.assign_add(delta, read_value=False))
+    return tf.group(*updates)
 
 
 class Scheme:

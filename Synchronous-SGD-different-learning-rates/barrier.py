@@ -6,6 +6,7 @@ from absl import flags
 import cluster
 import patience
 import tensorflow.compat.v1 as tf
+import transfer
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer('replicas_to_aggregate', None, 'how many pushes make a step; by default as '
@@ -67,6 +68,7 @@ class Barrier(tf.train.SessionRunHook):
         self._chief = None  # the thread that does its part
         sync = tf.train.SyncReplicasOptimizer(
             optimizer, pushes_per_step(hparams, num_workers), num_workers)
+        gradients = transfer.to_ps(gradients, variables)
         with tf.device(variables[0].device):
             arrived = tf.identity(gradients[0])
             with tf.device(global_step.device), tf.control_dependencies([arrived]):
@@ -85,10 +87,12 @@ class Barrier(tf.train.SessionRunHook):
                 self.push = sync.apply_gradients(zip(gradients, variables), global_step)
             stamp = next(op.inputs[1] for op in tf.get_default_graph().get_operations()
                          if op.type.endswith('AccumulatorApplyGradient'))
-            self.dropped = tf.cast(tf.less(stamp, step_at_push), tf.float32)
+            late = tf.cast(tf.less(stamp, step_at_push), tf.int64)
             local_step, = [v for v in tf.local_variables() if 'sync_rep_local_step' in v.name]
             with tf.control_dependencies([self.push]):
-                self.step = local_step.read_value()
+                both = tf.stack([local_step.read_value(), late])  # they travel as one
+        self.step, late = tf.unstack(both)
+        self.dropped = tf.cast(late, tf.float32)
         put_tokens, = sync.get_chief_queue_runner().enqueue_ops
         with tf.control_dependencies([put_tokens]), tf.device(global_step.device):
             self.aggregate = global_step.read_value()
