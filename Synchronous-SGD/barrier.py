@@ -45,7 +45,7 @@ class Barrier(tf.train.SessionRunHook):
       push: op that adds this worker's gradients, and then takes a token.
       step: integer scalar tensor, the global step after that.
       dropped: float32 scalar tensor, 1 if the first gradient came too late, else 0.
-      aggregate: the chief's part in one step: integer scalar tensor, the global step after it.
+      aggregate: op, the chief's part in one step.
     """
 
     def __init__(self, optimizer, gradients, variables, global_step, hparams, task_index,
@@ -93,9 +93,7 @@ class Barrier(tf.train.SessionRunHook):
                 both = tf.stack([local_step.read_value(), late])  # they travel as one
         self.step, late = tf.unstack(both)
         self.dropped = tf.cast(late, tf.float32)
-        put_tokens, = sync.get_chief_queue_runner().enqueue_ops
-        with tf.control_dependencies([put_tokens]), tf.device(global_step.device):
-            self.aggregate = global_step.read_value()
+        self.aggregate, = sync.get_chief_queue_runner().enqueue_ops
         # TensorFlow complains of its ready op if that is never used.
         with tf.control_dependencies([sync.ready_for_local_init_op]):
             self._join = tf.group(sync.chief_init_op if task_index == 0
@@ -127,7 +125,8 @@ class Barrier(tf.train.SessionRunHook):
                 step = session.run(self._global_step)
                 aggregate = session.make_callable(self.aggregate)
                 while step < self._train_steps:
-                    step = aggregate()
+                    aggregate()
+                    step += 1  # nobody else counts, and to fetch it would be one more transfer
         except (tf.errors.AbortedError, tf.errors.UnavailableError, RuntimeError):
             pass  # a ps died, or the session was closed: with a new one comes a new thread
 
