@@ -48,7 +48,7 @@ test-1.15 test-2.21: test-%:
 	@set -o pipefail; \
 	$(MAKE) test VENV=$(if $(filter 1.15,$*),.venv,.venv-tf2) \
 	  PYTHON=$(if $(filter 1.15,$*),$(tf1_python),$(tf2_python)) 2>&1 | \
-	awk '{ print "$*: " $$0; fflush() }'
+	while IFS= read -r line; do echo "$*: $$line"; done
 
 bench: $(VENV)/installed
 	$(python) tests/bench.py $(ARGS)
