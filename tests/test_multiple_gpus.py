@@ -325,8 +325,10 @@ def test_towers_take_different_batches_in_a_step(program):
 
 def test_summaries_are_of_the_last_tower_without_its_name(program):
     towers, _, _ = build(program, program.model.loss_and_accuracy, digits(program, 2, 4))
+    units = tf.get_collection(tf.GraphKeys.ACTIVATIONS, 'tower_1/dense')
     with local_session() as session:
-        text, losses = session.run([program.summarize(towers), [t.loss for t in towers]])
+        text, losses, (units,) = session.run(
+            [program.summarize(towers), [t.loss for t in towers], units])
     values = {value.tag: value for value in tf.Summary.FromString(text).value}
     layers = ['convolution_0', 'convolution_1', 'dense']
     assert sorted(values) == sorted(
@@ -334,6 +336,7 @@ def test_summaries_are_of_the_last_tower_without_its_name(program):
                           for what in ('activations', 'sparsity')])
     assert values['total_loss'].simple_value == pytest.approx(losses[1]) != losses[0]
     assert values['dense/Relu/activations'].histo.num == 4 * 64
+    assert values['dense/Relu/activations'].histo.sum == pytest.approx(float(units.sum()))
     assert 0 < values['dense/Relu/sparsity'].simple_value < 1
 
 
