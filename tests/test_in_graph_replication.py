@@ -174,6 +174,8 @@ def test_placement(replicas, mode):
         assert sorted(where['Square']) == [('worker', i) for i in team]
         for op in 'VarHandleOp', 'ReadVariableOp', 'AssignSubVariableOp', 'ResourceCountUpTo':
             assert {job for job, _ in where[op]} == {'ps'}
+        if mode == 'sync':
+            assert ('ps', 0) in where['AddN'], 'the mean of the gradients'
 
 
 def test_async_run(programs):
