@@ -147,6 +147,8 @@ def test_another_run_prepares_meanwhile(program, monkeypatch):
     program.main([''])
     assert len(program.model.read_index()['train']) == 3
     assert os.listdir(FLAGS.records_dir) == ['digits']
+    names = os.listdir(program.model.records_dir())
+    assert all(name.endswith(('.tfrecord', '.json')) for name in names)
 
 
 @pytest.mark.parametrize('damage, complaint', [

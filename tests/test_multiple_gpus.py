@@ -5,6 +5,7 @@ import io
 import re
 import tarfile
 import threading
+import time
 import types
 
 from absl import flags
@@ -417,7 +418,7 @@ def test_threads_update_without_coordination_and_lose_nothing(program):
 
 @pytest.mark.parametrize('program', ['threads'], indirect=True)
 def test_a_thread_that_fails_ends_the_others(program):
-    coord, going = tf.train.Coordinator(), threading.Event()
+    coord, going, deadline = tf.train.Coordinator(), threading.Event(), time.monotonic() + 10
 
     def fails():
         going.wait(10)
@@ -425,7 +426,7 @@ def test_a_thread_that_fails_ends_the_others(program):
 
     def works():
         going.set()
-        return {'global_step': 1}
+        return {'global_step': 1 if time.monotonic() < deadline else 10}
 
     threads = program.train([fails, works], lambda _: None, 10, 0, coord)
     with pytest.raises(ValueError, match='broken'):
@@ -477,7 +478,9 @@ def test_workers_see_one_gpu_each(programs):
         return sorted(found)
 
     expected = [('ps.py', ''), ('worker.py', '5'), ('worker.py', '7')]
-    wait_until(lambda: seen() == expected or not run.running, 'not', expected, 'but', seen(), run)
+    found = []
+    wait_until(lambda: found.append(seen()) or found[-1] == expected or not run.running, run)
+    assert found[-1] == expected
     run.ends_well()
     assert [match['name'] for match in run.matches(TEST)] == ['worker 0']
     assert all('/device:CPU:0:' in match.group() for match in run.matches(DEVICES))
