@@ -153,6 +153,39 @@ def test_each_trainer_has_an_index_of_its_own(tf_config, content):
     assert sorted(shards) == [(i, len(shards)) for i in range(len(shards))]
 
 
+@pytest.mark.parametrize('content, job, index, expected', [
+    # TFJob with enableDynamicWorker tells a task of itself and, if it is a worker, of the ps.
+    ({'ps': PS, 'worker': {'7': 'worker7:1'}}, 'worker', 7, {'ps': PS, 'worker': {7: 'worker7:1'}}),
+    ({'ps': ['ps1:1'], 'worker': {}}, 'ps', 1, {'ps': {1: 'ps1:1'}}),
+    ({'ps': PS, 'worker': WORKERS}, 'worker', 1, {'ps': PS, 'worker': {1: WORKERS[1]}}),
+    ({'ps': PS, 'worker': WORKERS}, 'ps', 0, {'ps': PS}),
+])
+def test_a_task_that_is_to_know_no_other_of_its_job(tf_config, content, job, index, expected):
+    jobs = ('ps', 'worker') if job == 'worker' else ('ps',)
+    tf_config({'cluster': content, 'task': {'type': job, 'index': index}})
+    resolver = cluster.resolve(job, jobs, alone=True)
+    assert resolver.cluster_spec().as_dict() == expected
+    assert (resolver.task_type, resolver.task_id) == (job, index)
+
+
+@pytest.mark.parametrize('workers, index, complaint', [
+    (WORKERS, 2, 'the index of this worker is 2, and there are 2'),
+    ({'1': 'worker1:1'}, 0, 'the index of this worker is 0, and there are 1'),
+    ([], 0, 'no list of hosts for the job worker'),
+    (['worker7'], 7, '"worker7" is not of the form host:port'),
+])
+def test_a_task_alone_and_wrong(tf_config, workers, index, complaint):
+    tf_config(config(index=index, worker=workers))
+    with pytest.raises(SystemExit, match=f'^TF_CONFIG: .*{complaint}'):
+        cluster.resolve('worker', alone=True)
+
+
+def test_a_task_alone_by_flags():
+    give_flags(worker='worker7:1', index=7)
+    resolver = cluster.resolve('worker', alone=True)
+    assert resolver.cluster_spec().as_dict() == {'ps': PS, 'worker': {7: 'worker7:1'}}
+
+
 @pytest.mark.parametrize('job', ['chief', 'master'])
 def test_a_master_is_a_chief_where_that_is_a_task_of_its_own(tf_config, job):
     tf_config(config(job, **{job: CHIEF}))
