@@ -50,7 +50,7 @@ def test_join_and_leave(job):
     late.wait_for(STEP)
     early.send(signal.SIGTERM)
     early.ends_well()
-    before = int(late.matches(STEP)[-1]['step'])
+    before = int(early.matches(STEP)[-1]['step'])
     for task in [late, chief] + servers:
         task.ends_well()
     assert int(chief.matches(STEP)[-1]['step']) > before, 'the others do the rest'
