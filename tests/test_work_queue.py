@@ -51,7 +51,8 @@ def test_a_ticket_that_nobody_finished_is_taken_again(queue):
     assert alive([0, 2]) == [0, 0], 'all are taken, this one is not finished'
     assert alive([0, 0]) == [1, 0], 'the next epoch'
     assert dead([0, 0]) == [1, 1], 'it was late: that finishes nothing in this epoch'
-    assert alive([1, 0]) == [1, 2] and dead([1, 1]) == [1, 2] and alive([1, 2]) == [2, 0]
+    assert [dead(mine) for mine in ([1, 1], [1, 2])] == [[1, 2], [1, 0]]
+    assert dead([1, 0]) == [2, 0]
 
 
 def test_the_ticket_that_the_fewest_took_is_next(queue):
