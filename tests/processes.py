@@ -44,9 +44,12 @@ EVALUATED = re.compile(r'evaluator: checkpoint at step (?P<step>\d+), loss (?P<l
 EXPORTED = re.compile(r'evaluator: exported to (?P<path>.+/export/(?P<step>\d+))')
 KEEPS = re.compile(NAME + r': (?P<task>\w+ \d+) keeps (?P<bytes>[\d,]+) B: (?P<variables>.+)')
 SENDS = re.compile(NAME + r': in a step (?P<task>\w+ \d+) sends (?P<bytes>[\d,]+) B .+')
+TOOK = re.compile(NAME + r': took (?P<tickets>\d+) tickets, the last one in epoch (?P<epoch>\d+)')
+MEMBER = re.compile(r'ps 0: worker (?P<worker>\d+) (?P<what>joins|leaves|is done|does not answer), '
+                    r'\d+ take part')
 DEVICES = re.compile(NAME + r': towers on /device:.+')
 GOOD_LINES = (BEGINS, RESUMES, STEP, DID, TEST, WAITS, INCOMPLETE, KEEPS, SENDS, DEVICES,
-              PREPARED, EVALUATED, EXPORTED)
+              TOOK, MEMBER, PREPARED, EVALUATED, EXPORTED)
 
 
 def free_ports(count):
