@@ -71,7 +71,14 @@ def run(main):
     """Runs `main(argv)` when the flags are right, else says which one is not."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once, without a traceback
-    app.run(main, flags_parser=_parse_flags)
+    try:
+        app.run(main, flags_parser=_parse_flags)
+    except SystemExit as error:
+        if isinstance(error.code, str):
+            # Python would write the end of the line by itself, and other tasks may write meanwhile.
+            os.write(2, f'{error.code}\n'.encode())
+            sys.exit(1)
+        raise
 
 
 def check_model_dir(model_dir):
