@@ -25,7 +25,8 @@ python := $(abspath $(VENV))/bin/python
 examples := $(patsubst %/model.py,%,$(wildcard */model.py))
 LOGDIR ?= $(firstword $(wildcard Comparison/mine/tensorboard Comparison/quick/tensorboard))
 
-.PHONY: help $(examples) compare tensorboard notebooks test test-both bench companions clean
+.PHONY: help $(examples) compare tensorboard notebooks test test-both test-1.15 test-2.21 bench \
+        companions clean
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
@@ -45,12 +46,20 @@ notebooks: $(VENV)/installed
 test: $(VENV)/installed
 	$(python) -m pytest $(ARGS) tests
 
-test-both: test
+# At the same time: most tests wait for processes. Each line says which one it is of.
+test-both:
 	@if [ -n "$(and $(tf1_python),$(tf2_python))" ]; then \
-	  $(MAKE) test VENV=.venv-tf2 PYTHON=$(tf2_python); \
+	  $(MAKE) --no-print-directory --jobs=2 test-1.15 test-2.21; \
 	else \
+	  $(MAKE) test && \
 	  echo 'This machine has the Python of one TensorFlow only: 3.7, or 3.10 to 3.13.'; \
 	fi
+
+test-1.15 test-2.21: test-%:
+	@set -o pipefail; \
+	$(MAKE) test VENV=$(if $(filter 1.15,$*),.venv,.venv-tf2) \
+	  PYTHON=$(if $(filter 1.15,$*),$(tf1_python),$(tf2_python)) 2>&1 | \
+	while IFS= read -r line; do echo "$*: $$line"; done
 
 bench: $(VENV)/installed
 	$(python) tests/bench.py $(ARGS)

@@ -23,6 +23,7 @@ from absl import flags
 import cluster
 import model
 import tensorflow.compat.v1 as tf
+import transfer
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer('train_steps', 500, 'updates of the center, by all workers', lower_bound=1)
@@ -95,8 +96,11 @@ def mean(scalars):
 
 def add_to(variables, deltas):
     """Returns an op that adds `deltas` to the variables, each where it lives; none is lost."""
-    return tf.group(*[variable.assign_add(delta, read_value=False)
-                      for variable, delta in zip(variables, deltas)])
+    updates = []
+    for variable, delta in zip(variables, deltas):
+        with tf.device(variable.device):  # else the group is on the worker, and the next op waits
+            updates.append(variable.assign_add(delta, read_value=False))
+    return tf.group(*updates)
 
 
 def replica_of(variable):
@@ -147,10 +151,10 @@ class Scheme:
         with tf.device(f'/job:worker/task:{task_index}'):
             self.replica = [replica_of(variable) for variable in variables]
         self.pull = pull(variables, global_step)
-        step_read, center = self.pull[0], self.pull[1:]
+        step_read, center = self.pull[0], transfer.to_worker(self.pull[1:])
         y = [variable.read_value() for variable in self.replica]
         elastic = [moving_rate * (own - other) for own, other in zip(y, center)]
-        push = add_to(variables, elastic)
+        push = add_to(variables, transfer.to_ps(elastic, variables))
         gradients, loss, accuracy = gradients_at(loss_at, y)
         x = add(add(y, elastic, -1), gradients, -hparams.learning_rate)
         losses, accuracies = [loss], [accuracy]

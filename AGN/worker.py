@@ -19,6 +19,7 @@ from absl import flags
 import cluster
 import model
 import tensorflow.compat.v1 as tf
+import transfer
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer('train_steps', 1500, 'updates of the center, by all workers', lower_bound=1)
@@ -89,8 +90,11 @@ def mean(scalars):
 
 def add_to(variables, deltas):
     """Returns an op that adds `deltas` to the variables, each where it lives; none is lost."""
-    return tf.group(*[variable.assign_add(delta, read_value=False)
-                      for variable, delta in zip(variables, deltas)])
+    updates = []
+    for variable, delta in zip(variables, deltas):
+        with tf.device(variable.device):  # else the group is on the worker, and the next op waits
+            updates.append(variable.assign_add(delta, read_value=False))
+    return tf.group(*updates)
 
 
 class Scheme:
@@ -123,7 +127,7 @@ class Scheme:
         """
         self.hooks = []
         self.pull = pull(variables, global_step)
-        step_read, center = self.pull[0], self.pull[1:]
+        step_read, center = self.pull[0], transfer.to_worker(self.pull[1:])
         x, losses, accuracies = center, [], []
         for _ in range(hparams.communication_window):
             gradients, loss, accuracy = gradients_at(loss_at, x)
@@ -131,7 +135,8 @@ class Scheme:
             losses.append(loss)
             accuracies.append(accuracy)
         a = add(x, center, -1)  # the sum of the steps
-        push = add_to(variables, [total / hparams.communication_window for total in a])
+        means = [total / hparams.communication_window for total in a]
+        push = add_to(variables, transfer.to_ps(means, variables))
         with tf.control_dependencies([push]):
             step, staleness = count(global_step, step_read)
         self.train_op = {'global_step': step, 'loss': mean(losses), 'accuracy': mean(accuracies),

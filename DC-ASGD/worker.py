@@ -24,6 +24,7 @@ from absl import flags
 import cluster
 import model
 import tensorflow.compat.v1 as tf
+import transfer
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer('train_steps', 3000, 'updates of the center, by all workers', lower_bound=1)
@@ -123,9 +124,9 @@ class Scheme:
         # The ps keeps what this worker read until the push comes: both are in one run.
         self.pull = pull(variables, global_step)
         step_read, backup = self.pull[0], self.pull[1:]
-        gradients, loss, accuracy = gradients_at(loss_at, backup)
+        gradients, loss, accuracy = gradients_at(loss_at, transfer.to_worker(backup))
         arrived, lambdas = [], []
-        for variable, gradient in zip(variables, gradients):
+        for variable, gradient in zip(variables, transfer.to_ps(gradients, variables)):
             with tf.device(variable.device):
                 arrived.append(tf.identity(gradient))
                 lambdas.append(lambda_0)

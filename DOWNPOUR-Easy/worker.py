@@ -20,6 +20,7 @@ from absl import flags
 import cluster
 import model
 import tensorflow.compat.v1 as tf
+import transfer
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer('train_steps', 500, 'updates of the center, by all workers', lower_bound=1)
@@ -90,8 +91,11 @@ def mean(scalars):
 
 def add_to(variables, deltas):
     """Returns an op that adds `deltas` to the variables, each where it lives; none is lost."""
-    return tf.group(*[variable.assign_add(delta, read_value=False)
-                      for variable, delta in zip(variables, deltas)])
+    updates = []
+    for variable, delta in zip(variables, deltas):
+        with tf.device(variable.device):  # else the group is on the worker, and the next op waits
+            updates.append(variable.assign_add(delta, read_value=False))
+    return tf.group(*updates)
 
 
 class Scheme:
@@ -124,14 +128,14 @@ class Scheme:
         """
         self.hooks = []
         self.pull = pull(variables, global_step)
-        step_read, center = self.pull[0], self.pull[1:]
+        step_read, center = self.pull[0], transfer.to_worker(self.pull[1:])
         x, losses, accuracies = center, [], []
         for _ in range(hparams.communication_window):
             gradients, loss, accuracy = gradients_at(loss_at, x)
             x = add(x, gradients, -hparams.learning_rate)
             losses.append(loss)
             accuracies.append(accuracy)
-        push = add_to(variables, add(x, center, -1))
+        push = add_to(variables, transfer.to_ps(add(x, center, -1), variables))
         with tf.control_dependencies([push]):
             step, staleness = count(global_step, step_read)
         self.train_op = {'global_step': step, 'loss': mean(losses), 'accuracy': mean(accuracies),

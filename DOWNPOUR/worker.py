@@ -24,6 +24,7 @@ import cluster
 import model
 import numpy as np
 import tensorflow.compat.v1 as tf
+import transfer
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer('train_steps', 500, 'updates of the center, by all workers', lower_bound=1)
@@ -135,12 +136,14 @@ class Scheme:
                 # Not before the worker has come so far, and not without what it pushed.
                 with tf.control_dependencies(x + pushed):
                     pulls.append(pull(variables, global_step))
-                step_read, x = pulls[-1][0], pulls[-1][1:]
+                step_read, x = pulls[-1][0], transfer.to_worker(pulls[-1][1:])
             gradients, loss, accuracy = gradients_at(loss_at, x)
             a = add(a, gradients)
             x = add(x, gradients, -hparams.learning_rate)
             if (t + 1) % hparams.n_push == 0:
-                with tf.control_dependencies(pushed):
+                a = transfer.to_ps(a, variables)
+                # The device is that where the step size is wanted.
+                with tf.control_dependencies(pushed), tf.device(global_step.device):
                     push = adagrad.apply_gradients(zip(a, variables))
                 with tf.control_dependencies([push]):
                     step, own_staleness = count(global_step, step_read)

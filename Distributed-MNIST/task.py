@@ -27,6 +27,8 @@ def main(argv):
             job_name = json.loads(os.environ.get('TF_CONFIG', ''))['task']['type']
         except (ValueError, KeyError, TypeError):
             sys.exit('task: give --job_name, or a task in TF_CONFIG.')
+        if job_name in ('chief', 'master'):  # what some engines call worker 0
+            job_name = 'worker'
     if job_name not in PROGRAMS:
         sys.exit(f'task: TF_CONFIG has a task of type {job_name}; there are {", ".join(PROGRAMS)}.')
     PROGRAMS[job_name](argv)

@@ -20,6 +20,7 @@ import barrier
 import cluster
 import model
 import tensorflow.compat.v1 as tf
+import transfer
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer('train_steps', 2000, 'updates of the center, by all workers', lower_bound=1)
@@ -98,7 +99,7 @@ class Scheme:
           num_workers: int, how many there are.
         """
         self.pull = pull(variables, global_step)
-        step_read, center = self.pull[0], self.pull[1:]
+        step_read, center = self.pull[0], transfer.to_worker(self.pull[1:])
         loss, accuracy = loss_at(center)
         gradients = tf.gradients(loss, center)
         adam = tf.train.AdamOptimizer(hparams.learning_rate)
@@ -112,7 +113,9 @@ class Scheme:
         else:
             self._barrier = None
             self.hooks = []
-            push = adam.apply_gradients(zip(gradients, variables))
+            gradients = transfer.to_ps(gradients, variables)
+            with tf.device(global_step.device):  # where the step size is wanted
+                push = adam.apply_gradients(zip(gradients, variables))
             with tf.control_dependencies([push]):
                 (self.train_op['global_step'],
                  self.train_op['staleness']) = count(global_step, step_read)

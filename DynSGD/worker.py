@@ -24,6 +24,7 @@ from absl import flags
 import cluster
 import model
 import tensorflow.compat.v1 as tf
+import transfer
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer('train_steps', 800, 'updates of the center, by all workers', lower_bound=1)
@@ -132,7 +133,7 @@ class Scheme:
 
         with tf.device(global_step.device):
             version = section.execute(read)
-        center = self.pull[1:]
+        center = transfer.to_worker(self.pull[1:])
         x, losses, accuracies = center, [], []
         for _ in range(hparams.communication_window):
             gradients, loss, accuracy = gradients_at(loss_at, x)
@@ -140,7 +141,7 @@ class Scheme:
             losses.append(loss)
             accuracies.append(accuracy)
         deltas = []
-        for variable, delta in zip(variables, add(x, center, -1)):
+        for variable, delta in zip(variables, transfer.to_ps(add(x, center, -1), variables)):
             with tf.device(variable.device):
                 deltas.append(tf.identity(delta))
 

@@ -18,6 +18,7 @@ from absl import flags
 import cluster
 import model
 import tensorflow.compat.v1 as tf
+import transfer
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer('train_steps', 3000, 'updates of the center, by all workers', lower_bound=1)
@@ -95,11 +96,14 @@ class Scheme:
         """
         self.hooks = []
         self.pull = pull(variables, global_step)
-        step_read, center = self.pull[0], self.pull[1:]
+        step_read, center = self.pull[0], transfer.to_worker(self.pull[1:])
         loss, accuracy = loss_at(center)
         gradients = tf.gradients(loss, center)
-        push = tf.train.GradientDescentOptimizer(
-            hparams.learning_rate, hparams.use_locking).apply_gradients(zip(gradients, variables))
+        gradients = transfer.to_ps(gradients, variables)
+        with tf.device(global_step.device):  # where the step size is wanted
+            push = tf.train.GradientDescentOptimizer(
+                hparams.learning_rate, hparams.use_locking).apply_gradients(
+                    zip(gradients, variables))
         with tf.control_dependencies([push]):
             step, staleness = count(global_step, step_read)
         self.train_op = {'global_step': step, 'loss': loss, 'accuracy': accuracy,

@@ -173,12 +173,7 @@ class PastTheHooks(tf.train.SessionRunHook):
 
 def measure(progress, session, train_op, replicas):
     """Trains some steps with a trace, and says what one of them sends between the tasks."""
-    traces = []
-    while len(traces) < 5 and progress.global_step < FLAGS.train_steps:
-        traces.append(tf.RunMetadata())
-        with cluster.failures_of_ps():
-            progress.add(session.run_step_fn(lambda step_context: step_context.session.run(
-                train_op, options=traffic.TRACE, run_metadata=traces[-1])), replicas)
+    traces = traffic.trace(session, train_op, progress, FLAGS.train_steps, replicas)
     for (sender, receiver), sent in sorted(traffic.between_tasks(traces).items()):
         progress.say(f'in a step {sender} sends {sent} to {receiver}')
 

@@ -6,6 +6,7 @@ from absl import flags
 import cluster
 import patience
 import tensorflow.compat.v1 as tf
+import transfer
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer('replicas_to_aggregate', None, 'how many pushes make a step; by default as '
@@ -44,7 +45,7 @@ class Barrier(tf.train.SessionRunHook):
       push: op that adds this worker's gradients, and then takes a token.
       step: integer scalar tensor, the global step after that.
       dropped: float32 scalar tensor, 1 if the first gradient came too late, else 0.
-      aggregate: the chief's part in one step: integer scalar tensor, the global step after it.
+      aggregate: op, the chief's part in one step.
     """
 
     def __init__(self, optimizer, gradients, variables, global_step, hparams, task_index,
@@ -67,6 +68,7 @@ class Barrier(tf.train.SessionRunHook):
         self._chief = None  # the thread that does its part
         sync = tf.train.SyncReplicasOptimizer(
             optimizer, pushes_per_step(hparams, num_workers), num_workers)
+        gradients = transfer.to_ps(gradients, variables)
         with tf.device(variables[0].device):
             arrived = tf.identity(gradients[0])
             with tf.device(global_step.device), tf.control_dependencies([arrived]):
@@ -85,17 +87,18 @@ class Barrier(tf.train.SessionRunHook):
                 self.push = sync.apply_gradients(zip(gradients, variables), global_step)
             stamp = next(op.inputs[1] for op in tf.get_default_graph().get_operations()
                          if op.type.endswith('AccumulatorApplyGradient'))
-            self.dropped = tf.cast(tf.less(stamp, step_at_push), tf.float32)
+            late = tf.cast(tf.less(stamp, step_at_push), tf.int64)
             local_step, = [v for v in tf.local_variables() if 'sync_rep_local_step' in v.name]
             with tf.control_dependencies([self.push]):
-                self.step = local_step.read_value()
-        put_tokens, = sync.get_chief_queue_runner().enqueue_ops
-        with tf.control_dependencies([put_tokens]), tf.device(global_step.device):
-            self.aggregate = global_step.read_value()
+                both = tf.stack([local_step.read_value(), late])  # they travel as one
+        self.step, late = tf.unstack(both)
+        self.dropped = tf.cast(late, tf.float32)
+        self.aggregate, = sync.get_chief_queue_runner().enqueue_ops
         # TensorFlow complains of its ready op if that is never used.
         with tf.control_dependencies([sync.ready_for_local_init_op]):
             self._join = tf.group(sync.chief_init_op if task_index == 0
                                   else sync.local_step_init_op)
+        self._release = sync.get_init_tokens_op(num_workers)
         self._is_chief = task_index == 0
         self._global_step = global_step
 
@@ -108,6 +111,10 @@ class Barrier(tf.train.SessionRunHook):
         self._patience.stop()
         session.run(self._join)  # puts no tokens into the queue: the barrier holds from now on
         if self._is_chief:
+            if self._chief:
+                # A ps died. What some pushed is lost with it, or was dropped before accumulators on
+                # another ps were set back: they would wait for ever. They push again.
+                session.run(self._release)
             self._chief = threading.Thread(target=self._aggregate, args=(session,), daemon=True)
             self._chief.start()
 
@@ -118,7 +125,8 @@ class Barrier(tf.train.SessionRunHook):
                 step = session.run(self._global_step)
                 aggregate = session.make_callable(self.aggregate)
                 while step < self._train_steps:
-                    step = aggregate()
+                    aggregate()
+                    step += 1  # nobody else counts, and to fetch it would be one more transfer
         except (tf.errors.AbortedError, tf.errors.UnavailableError, RuntimeError):
             pass  # a ps died, or the session was closed: with a new one comes a new thread
 

@@ -21,6 +21,7 @@ import barrier
 import cluster
 import model
 import tensorflow.compat.v1 as tf
+import transfer
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer('train_steps', 300, 'updates of the center, by all workers', lower_bound=1)
@@ -102,7 +103,7 @@ class Scheme:
           num_workers: int, how many there are.
         """
         self.pull = pull(variables, global_step)
-        center = self.pull[1:]
+        center = transfer.to_worker(self.pull[1:])
         x, losses, accuracies = center, [], []
         for _ in range(hparams.communication_window):
             gradients, loss, accuracy = gradients_at(loss_at, x)

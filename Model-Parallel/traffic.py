@@ -3,6 +3,7 @@
 import collections
 import re
 
+import cluster
 import tensorflow.compat.v1 as tf
 
 TRACE = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
@@ -24,6 +25,28 @@ class Sent(collections.namedtuple('Sent', 'bytes tensors')):
 
     def __str__(self):
         return f'{self.bytes:,} B in {self.tensors} tensor{"s" * (self.tensors != 1)}'
+
+
+def trace(session, train_op, progress, train_steps, local_steps=1):
+    """Trains five steps with a trace, or as many as are left.
+
+    Args:
+      session: `tf.train.MonitoredSession`.
+      train_op: dict of tensors.
+      progress: `console.Progress`, gets the results.
+      train_steps: int, the global step at which to stop.
+      local_steps: int, how many a run of `train_op` makes.
+
+    Returns:
+      List of `tf.RunMetadata`, for `between_tasks`.
+    """
+    traces = []
+    while len(traces) < 5 and progress.global_step < train_steps:
+        traces.append(tf.RunMetadata())
+        with cluster.failures_of_ps():
+            progress.add(session.run_step_fn(lambda step_context: step_context.session.run(
+                train_op, options=TRACE, run_metadata=traces[-1])), local_steps)
+    return traces
 
 
 def between_tasks(traces):

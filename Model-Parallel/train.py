@@ -184,12 +184,7 @@ class PastTheHooks(tf.train.SessionRunHook):
 
 def measure(progress, session, train_op, num_workers):
     """Trains some steps with a trace, and says what the workers send each other in one."""
-    traces = []
-    while len(traces) < 5 and progress.global_step < FLAGS.train_steps:
-        traces.append(tf.RunMetadata())
-        with cluster.failures_of_ps():
-            progress.add(session.run_step_fn(lambda step_context: step_context.session.run(
-                train_op, options=traffic.TRACE, run_metadata=traces[-1])))
+    traces = traffic.trace(session, train_op, progress, FLAGS.train_steps)
     workers = [f'worker {i}' for i in range(num_workers)]
     for (sender, receiver), sent in sorted(traffic.between_tasks(traces).items()):
         if {sender, receiver} <= set(workers):

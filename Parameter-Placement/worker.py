@@ -190,8 +190,11 @@ def gradients_at(loss_at, values):
 
 def add_to(variables, deltas):
     """Returns an op that adds `deltas` to the variables, each where it lives; none is lost."""
-    return tf.group(*[variable.assign_add(delta, read_value=False)
-                      for variable, delta in zip(variables, deltas)])
+    updates = []
+    for variable, delta in zip(variables, deltas):
+        with tf.device(variable.device):  # else the group is on the worker, and the next op waits
+            updates.append(variable.assign_add(delta, read_value=False))
+    return tf.group(*updates)
 
 
 class Scheme:
@@ -328,12 +331,7 @@ def make_scheme(batches, test_set, global_step, cluster_spec, worker_device):
 
 def measure(progress, session, train_op, num_ps):
     """Trains some steps with a trace, and says what one step of worker 0 asks of each ps."""
-    traces = []
-    while len(traces) < 5 and progress.global_step < FLAGS.train_steps:
-        traces.append(tf.RunMetadata())
-        with cluster.failures_of_ps():
-            progress.add(session.run_step_fn(lambda step_context: step_context.session.run(
-                train_op, options=traffic.TRACE, run_metadata=traces[-1])))
+    traces = traffic.trace(session, train_op, progress, FLAGS.train_steps)
     sent = traffic.between_tasks(traces)
     for ps in range(num_ps if traces else 0):
         read, written = sent[f'ps {ps}', 'worker 0'], sent['worker 0', f'ps {ps}']

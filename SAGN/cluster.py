@@ -25,7 +25,7 @@ flags.DEFINE_float('patience_secs', 300, 'how long to wait for a task that does 
                    lower_bound=0)
 
 
-def resolve(task_type, jobs=('ps', 'worker')):
+def resolve(task_type, jobs=('ps', 'worker'), alone=False):
     """Finds out who is in the cluster and which of its tasks this process is.
 
     Reads TF_CONFIG, which schedulers and run.sh set, or the flags --ps_hosts, --worker_hosts and
@@ -34,6 +34,8 @@ def resolve(task_type, jobs=('ps', 'worker')):
     Args:
       task_type: one of the jobs, which program this is.
       jobs: tuple of strings, what jobs the cluster has.
+      alone: bool, whether this task is to know no other of its job, where they come and go. It may
+        have any index then, and jobs that are not in `jobs` are passed over.
 
     Returns:
       A `tf.distribute.cluster_resolver.SimpleClusterResolver`.
@@ -55,8 +57,11 @@ def resolve(task_type, jobs=('ps', 'worker')):
     else:
         sys.exit('No cluster is given. `bash run.sh` starts one on this machine; on several hosts '
                  f'give {names}, or set TF_CONFIG.')
+    if alone:
+        hosts = {job: hosts[job] for job in jobs if job in hosts}
+        hosts[task_type] = _only(hosts.get(task_type), task_id)
     try:
-        _check(hosts, jobs, task_type, task_id)
+        _check(hosts, jobs, task_type, task_id, alone)
     except ValueError as error:
         sys.exit(f'{source}: {error}')
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -70,34 +75,84 @@ def _from_tf_config(task_type, jobs):
     try:
         config = json.loads(os.environ['TF_CONFIG'])
         hosts, task = dict(config['cluster']), config['task']
-        task_id = int(task['index'])
-        if task['type'] != task_type:
-            program = 'train' if task['type'] == 'chief' else task['type']
-            sys.exit(f'TF_CONFIG says that this task is a {task["type"]}: start {program}.py.')
+        job, task_id = task['type'], int(task['index'])
+        hosts, job, task_id = _in_jobs(jobs, hosts, job, task_id)
     except (ValueError, KeyError, TypeError) as error:
         sys.exit(f'TF_CONFIG cannot be read ({type(error).__name__}: {error}). It looks like '
                  f'{example}')
+    if job != task_type:
+        program = 'train' if job == 'chief' else job
+        sys.exit(f'TF_CONFIG says that this is a task of the job {job}: start {program}.py.')
     return hosts, task_id
 
 
-def _check(hosts, jobs, task_type, task_id):
+def _in_jobs(jobs, hosts, job, task_id):
+    """Says in the jobs of this folder what an engine calls the tasks.
+
+    Many engines make the chief a job of its own, `chief` or `master`. Where the chief is worker 0,
+    the engine's workers then count from 1: no two have one index, and so one shard of the data. An
+    evaluator, which some engines list, is in no cluster: nobody talks to it.
+
+    Returns:
+      The dict of hosts by job, and the job and the index of this task.
+    """
+    words = {} if 'chief' in hosts else {'master': 'chief'}
+    hosts = {words.get(name, name): _by_index(addresses) for name, addresses in hosts.items()
+             if name != 'evaluator'}
+    job = words.get(job, job)
+    if 'chief' not in jobs and ('chief' in hosts or job == 'chief'):
+        if job in ('chief', 'worker') and not 0 <= task_id < len(hosts.get(job, [])):
+            raise ValueError(f'there is no {job} {task_id}')
+        chiefs = hosts.pop('chief')
+        hosts['worker'] = chiefs + hosts.get('worker', [])
+        if job == 'worker':
+            task_id += len(chiefs)
+        elif job == 'chief':
+            job = 'worker'
+    return hosts, job, task_id
+
+
+def _by_index(addresses):
+    """Returns a list for a dict of addresses by index, unless indexes are missing in it."""
+    if isinstance(addresses, dict):
+        addresses = {int(index): address for index, address in addresses.items()}
+        if sorted(addresses) == list(range(len(addresses))):
+            return [addresses[index] for index in range(len(addresses))]
+    return addresses
+
+
+def _only(addresses, task_id):
+    """Returns a dict of one address by its index, if there is one for this task."""
+    if isinstance(addresses, list):
+        addresses = {task_id: addresses[0]} if len(addresses) == 1 else dict(enumerate(addresses))
+    if isinstance(addresses, dict) and task_id in addresses:
+        return {task_id: addresses[task_id]}
+    return addresses
+
+
+def _check(hosts, jobs, task_type, task_id, alone):
     """Raises ValueError unless the cluster is whole and this task can listen in it."""
     for job in jobs:
-        if not hosts.get(job) or not isinstance(hosts[job], list):
+        if not hosts.get(job) or not isinstance(hosts[job], (list, dict)):
             raise ValueError(f'the cluster has no list of hosts for the job {job}')
+        if isinstance(hosts[job], dict) and not (alone and job == task_type):
+            raise ValueError(f'some tasks of the job {job} are missing, there are only '
+                             f'{", ".join(map(str, sorted(hosts[job])))}')
     if sorted(hosts) != sorted(jobs):
         raise ValueError(f'the jobs are {" and ".join(jobs)}, not {", ".join(sorted(hosts))}')
-    if task_id is None or not 0 <= task_id < len(hosts[task_type]):
+    by_index = {job: hosts[job] if isinstance(hosts[job], dict) else dict(enumerate(hosts[job]))
+                for job in jobs}
+    if task_id not in by_index[task_type]:
         raise ValueError(f'the index of this {task_type} is {task_id}, and there are '
                          f'{len(hosts[task_type])} (counted from 0)')
-    addresses = [address for job in jobs for address in hosts[job]]
+    addresses = [address for job in jobs for address in by_index[job].values()]
     for address in addresses:
         host, _, port = str(address).rpartition(':')
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
             raise ValueError(f'"{address}" is not of the form host:port')
         if addresses.count(address) > 1:
             raise ValueError(f'{address} is there twice')
-    port = int(hosts[task_type][task_id].rpartition(':')[2])
+    port = int(by_index[task_type][task_id].rpartition(':')[2])
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

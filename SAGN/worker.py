@@ -22,6 +22,7 @@ import barrier
 import cluster
 import model
 import tensorflow.compat.v1 as tf
+import transfer
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer('train_steps', 1000, 'updates of the center, by all workers', lower_bound=1)
@@ -103,7 +104,7 @@ class Scheme:
           num_workers: int, how many there are.
         """
         self.pull = pull(variables, global_step)
-        center = self.pull[1:]
+        center = transfer.to_worker(self.pull[1:])
         x, losses, accuracies = center, [], []
         a = [tf.zeros(variable.shape) for variable in variables]
         for _ in range(hparams.communication_window):

@@ -27,6 +27,7 @@ from absl import flags
 import cluster
 import model
 import tensorflow.compat.v1 as tf
+import transfer
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer('train_steps', 3000, 'updates of the center, by all workers', lower_bound=1)
@@ -110,11 +111,13 @@ class Scheme:
                          hparams.dead_after_secs)
         self.hooks = [self.gate]
         self.pull = pull(variables, global_step)
-        step_read, center = self.pull[0], self.pull[1:]
+        step_read, center = self.pull[0], transfer.to_worker(self.pull[1:])
         loss, accuracy = loss_at(center)
         gradients = tf.gradients(loss, center)
-        push = tf.train.GradientDescentOptimizer(hparams.learning_rate).apply_gradients(
-            zip(gradients, variables))
+        gradients = transfer.to_ps(gradients, variables)
+        with tf.device(global_step.device):  # where the step size is wanted
+            push = tf.train.GradientDescentOptimizer(hparams.learning_rate).apply_gradients(
+                zip(gradients, variables))
         with tf.control_dependencies([push]):
             tick = self.gate.tick()
         with tf.control_dependencies([tick]):

@@ -19,6 +19,7 @@ import barrier
 import cluster
 import model
 import tensorflow.compat.v1 as tf
+import transfer
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer('train_steps', 2000, 'updates of the center, by all workers', lower_bound=1)
@@ -90,7 +91,8 @@ class Scheme:
           num_workers: int, how many there are.
         """
         self.pull = pull(variables, global_step)
-        gradients, loss, accuracy = gradients_at(loss_at, self.pull[1:])
+        center = transfer.to_worker(self.pull[1:])
+        gradients, loss, accuracy = gradients_at(loss_at, center)
         own_rate = learning_rate_of(task_index, num_workers, hparams)
         self.barrier = barrier.Barrier(tf.train.GradientDescentOptimizer(1.),
                                        [own_rate * gradient for gradient in gradients], variables,

@@ -21,6 +21,7 @@ import barrier
 import cluster
 import model
 import tensorflow.compat.v1 as tf
+import transfer
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer('train_steps', 2000, 'updates of the center, by all workers', lower_bound=1)
@@ -94,7 +95,8 @@ class Scheme:
           num_workers: int, how many there are.
         """
         self.pull = pull(variables, global_step)
-        gradients, loss, accuracy = gradients_at(loss_at, self.pull[1:])
+        center = transfer.to_worker(self.pull[1:])
+        gradients, loss, accuracy = gradients_at(loss_at, center)
         learning_rate = scaled_learning_rate(
             hparams, barrier.pushes_per_step(hparams, num_workers), global_step)
         self.barrier = barrier.Barrier(tf.train.GradientDescentOptimizer(learning_rate), gradients,

@@ -170,22 +170,23 @@ class ToyWorker:
         A trace never has too much, but is now and then closed before the last transfer is noted, so
         it is the most of several runs.
         """
-        traces = [self._traced_bytes() for _ in range(runs)]
-        return tuple(max(received) for received in zip(*traces))
+        traces = [self.transfers() for _ in range(runs)]
+        return tuple(max(sum(trace[job]) for trace in traces) for job in ('worker', 'ps'))
 
-    def _traced_bytes(self):
+    def transfers(self):
+        """Returns what a traced run sends: bytes of each tensor, by the job that gets it."""
         metadata = tf.RunMetadata()
         self.session.run(self.scheme.train_op, run_metadata=metadata,
                          options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE))
-        received = {'worker': 0, 'ps': 0}
+        received = {'worker': [], 'ps': []}
         units = {'B': 1, 'KB': 1e3, 'MB': 1e6}
         for device in metadata.step_stats.dev_stats:
             for node in device.node_stats:
                 if node.node_name == 'RecvTensor':
                     size, unit, job = re.match(r'\[([\d.]+)(\w+)\].* to /job:(\w+)/',
                                                node.timeline_label).groups()
-                    received[job] += float(size) * units[unit]
-        return received['worker'], received['ps']
+                    received[job].append(float(size) * units[unit])
+        return received
 
 
 @pytest.fixture

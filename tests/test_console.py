@@ -1,5 +1,6 @@
 """What a run prints and what it writes for TensorBoard."""
 
+import sys
 import types
 
 from absl import flags
@@ -148,3 +149,8 @@ def test_nothing_is_written_without_a_model_dir(tmp_path):
     progress.done()
     progress.test(1)
     assert not list(tmp_path.iterdir())
+
+
+def test_tensorflow_comes_without_keras():
+    """It would take a third of the start on TensorFlow 2.21; these tests import console, too."""
+    assert 'tensorflow' in sys.modules and 'keras' not in sys.modules

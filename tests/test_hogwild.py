@@ -5,7 +5,7 @@ import threading
 import pytest
 import tensorflow.compat.v1 as tf
 
-FOLDERS = ['Distributed-Setup', 'HogWild']
+FOLDERS = ['Distributed-Setup', 'HogWild', 'Work-Queue', 'Elastic-Workers']
 
 
 @pytest.fixture(params=FOLDERS)

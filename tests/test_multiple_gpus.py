@@ -5,6 +5,7 @@ import io
 import re
 import tarfile
 import threading
+import time
 import types
 
 from absl import flags
@@ -325,8 +326,10 @@ def test_towers_take_different_batches_in_a_step(program):
 
 def test_summaries_are_of_the_last_tower_without_its_name(program):
     towers, _, _ = build(program, program.model.loss_and_accuracy, digits(program, 2, 4))
+    units = tf.get_collection(tf.GraphKeys.ACTIVATIONS, 'tower_1/dense')
     with local_session() as session:
-        text, losses = session.run([program.summarize(towers), [t.loss for t in towers]])
+        text, losses, (units,) = session.run(
+            [program.summarize(towers), [t.loss for t in towers], units])
     values = {value.tag: value for value in tf.Summary.FromString(text).value}
     layers = ['convolution_0', 'convolution_1', 'dense']
     assert sorted(values) == sorted(
@@ -334,6 +337,7 @@ def test_summaries_are_of_the_last_tower_without_its_name(program):
                           for what in ('activations', 'sparsity')])
     assert values['total_loss'].simple_value == pytest.approx(losses[1]) != losses[0]
     assert values['dense/Relu/activations'].histo.num == 4 * 64
+    assert values['dense/Relu/activations'].histo.sum == pytest.approx(float(units.sum()))
     assert 0 < values['dense/Relu/sparsity'].simple_value < 1
 
 
@@ -414,7 +418,7 @@ def test_threads_update_without_coordination_and_lose_nothing(program):
 
 @pytest.mark.parametrize('program', ['threads'], indirect=True)
 def test_a_thread_that_fails_ends_the_others(program):
-    coord, going = tf.train.Coordinator(), threading.Event()
+    coord, going, deadline = tf.train.Coordinator(), threading.Event(), time.monotonic() + 10
 
     def fails():
         going.wait(10)
@@ -422,7 +426,7 @@ def test_a_thread_that_fails_ends_the_others(program):
 
     def works():
         going.set()
-        return {'global_step': 1}
+        return {'global_step': 1 if time.monotonic() < deadline else 10}
 
     threads = program.train([fails, works], lambda _: None, 10, 0, coord)
     with pytest.raises(ValueError, match='broken'):
@@ -474,7 +478,9 @@ def test_workers_see_one_gpu_each(programs):
         return sorted(found)
 
     expected = [('ps.py', ''), ('worker.py', '5'), ('worker.py', '7')]
-    wait_until(lambda: seen() == expected or not run.running, 'not', expected, 'but', seen(), run)
+    found = []
+    wait_until(lambda: found.append(seen()) or found[-1] == expected or not run.running, run)
+    assert found[-1] == expected
     run.ends_well()
     assert [match['name'] for match in run.matches(TEST)] == ['worker 0']
     assert all('/device:CPU:0:' in match.group() for match in run.matches(DEVICES))

@@ -85,7 +85,8 @@ def test_tables_are_no_load(program):
     greedy = program.Greedy(2)
     with tf.Graph().as_default(), tf.device(tf.train.replica_device_setter(
             ps_tasks=2, ps_strategy=greedy)):
-        tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(['a'], [1]), 0)
+        table = tf.lookup.experimental.DenseHashTable(tf.int64, tf.int64, 0, -1, -2)
+        assert 'ps' in table.resource_handle.device
         assert greedy.loads == [0, 0]
 
 

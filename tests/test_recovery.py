@@ -3,8 +3,8 @@
 import time
 
 import cluster
-from processes import (BEGINS, checkpoints, DID, INCOMPLETE, OF_A_DEAD_TASK, RESUMES, STEP, Tasks,
-                       TEST, wait_until)
+from processes import (BEGINS, checkpoints, DID, INCOMPLETE, RESUMES, STEP, Tasks, TEST,
+                       wait_until)
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -97,7 +97,7 @@ def test_ps(programs, num_ps):
     resumed = int(workers[0].wait_for(RESUMES)['step'])
     assert saved <= resumed <= seen + 2 * 5, 'the last checkpoint'
     for task in workers + servers:
-        task.ends_well(but=OF_A_DEAD_TASK)
+        task.ends_well()
     assert workers[0].matches(TEST)
     times = [path.stat().st_mtime for path in model_dir.glob('model.ckpt-*.index')]
     gaps = [after - before for before, after in zip(sorted(times), sorted(times)[1:])]
@@ -112,7 +112,7 @@ def test_ps_without_checkpoints(programs):
     ps.kill()
     again = tasks.start('ps', 0)
     for task in workers + [again]:
-        task.ends_well(but=OF_A_DEAD_TASK)
+        task.ends_well()
     assert not workers[0].matches(RESUMES)
     assert any(steps(worker) != sorted(steps(worker)) for worker in workers), 'it began anew'
 
@@ -128,7 +128,7 @@ def test_ps_that_does_not_know_who_is_done(programs):
     ps.kill()
     again = tasks.start('ps', 0, '--patience_secs=3')
     for task in chief, again:
-        task.ends_well(but=OF_A_DEAD_TASK)
+        task.ends_well()
     assert again.out == ['ps 0: worker 1 never said that it is done, and does not answer']
 
 
@@ -137,11 +137,11 @@ def test_ps_that_does_not_know_who_is_done(programs):
 @pytest.fixture
 def together(programs):
     """Starts a ps and slow workers of Synchronous-SGD; returns them all when they are training."""
-    def start_all(num_workers, *flags):
-        tasks = Tasks(programs, num_workers=num_workers, folder='Synchronous-SGD', flags=[
+    def start_all(num_workers, *flags, num_ps=1):
+        tasks = Tasks(programs, num_ps, num_workers, folder='Synchronous-SGD', flags=[
             '--train_steps=300', '--log_every_n_steps=5', *flags])
         slow = '--straggler=' + ','.join(f'{i}:0.02' for i in range(num_workers))
-        servers = [tasks.start('ps', 0)]
+        servers = [tasks.start('ps', i) for i in range(num_ps)]
         workers = [tasks.start('worker', i, slow) for i in range(num_workers)]
         for worker in workers:
             worker.wait_for(STEP)
@@ -186,15 +186,17 @@ def test_with_backup_workers_a_dead_one_is_not_missed(together):
         task.ends_well()
 
 
-def test_a_synchronous_job_resumes_when_its_ps_died(together, tmp_path):
+@pytest.mark.parametrize('num_ps, victim', [(1, 0), (2, 0), (2, 1)])
+def test_a_synchronous_job_resumes_when_a_ps_died(together, tmp_path, num_ps, victim):
+    """What was pushed to the other ps is of no use; global step and tokens are on ps 0."""
     tasks, servers, workers = together(2, f'--model_dir={tmp_path / "model"}',
-                                       '--save_checkpoint_secs=1')
+                                       '--save_checkpoint_secs=1', num_ps=num_ps)
     wait_until(lambda: len(checkpoints(tmp_path / 'model')) >= 2, 'no checkpoints by', *workers)
-    servers[0].kill()
-    servers[0] = tasks.start('ps', 0)
+    servers[victim].kill()
+    servers[victim] = tasks.start('ps', victim)
     assert int(workers[0].wait_for(RESUMES)['step']) > 0
     for task in workers + servers:
-        task.ends_well(but=OF_A_DEAD_TASK)
+        task.ends_well()
     assert workers[0].matches(TEST)
 
 

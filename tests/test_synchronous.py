@@ -130,6 +130,16 @@ def test_everybody_pulls_the_new_center_after_the_barrier(workers, folder):
         assert pulls[0][1] == made[0].center()
 
 
+def test_whose_push_is_lost_with_a_ps_pushes_again(workers):
+    """A chief that gets a new session lets those go who wait in a step that is never complete."""
+    chief, other = workers('Synchronous-SGD')
+    waits = Call(other)
+    assert waits.blocks()
+    barrier, = chief.scheme.hooks
+    barrier.after_create_session(chief.session, None)
+    assert waits.result()['global_step'] == 0, 'no step was made'
+
+
 @pytest.mark.parametrize('folder', HPARAMS)
 def test_variables_of_any_shape_on_several_ps(workers, folder):
     made = workers(folder, steps=2, start=[8., [[8., 8., 8.], [8., 8., 8.]], [8.]], num_ps=2)

@@ -1,0 +1,103 @@
+"""Elastic-Workers: workers that nobody was told of join a run and leave it; no step is lost."""
+
+import json
+import signal
+
+from absl import flags
+from absl.testing import flagsaver
+from conftest import load_program
+from processes import (BEGINS, checkpoints, DID, free_ports, MEMBER, RESUMES, STEP, TEST,
+                       wait_until)
+import pytest
+
+FOLDER = 'Elastic-Workers'
+SLOW = '--straggler=' + ','.join(f'{i}:0.02' for i in range(10))
+
+
+@pytest.fixture
+def job(programs):
+    """A function that starts a task, which is told of itself and, if it is a worker, of the ps.
+
+    That is what TFJob does with enableDynamicWorker.
+    """
+    addresses = [f'localhost:{port}' for port in free_ports(20)]
+
+    def start(job, index, *flags, num_ps=1):
+        mine = addresses[index + (2 if job == 'worker' else 0)]
+        cluster = {'ps': [mine], 'worker': {}}
+        if job == 'worker':
+            cluster = {'ps': addresses[:num_ps], 'worker': {str(index): mine}}
+            flags = '--log_every_n_steps=5', SLOW, *flags
+        config = {'cluster': cluster, 'task': {'type': job, 'index': index}}
+        return programs.task(job, '--num_threads=1', *flags, folder=FOLDER,
+                             TF_CONFIG=json.dumps(config))
+    return start
+
+
+def said(ps):
+    """Returns what ps 0 said of members: the worker, and what it did."""
+    return [(int(match['worker']), match['what']) for match in ps.matches(MEMBER)]
+
+
+def test_join_and_leave(job):
+    servers = [job('ps', i) for i in range(2)]
+    chief, early = (job('worker', i, '--train_steps=1500', num_ps=2) for i in (0, 3))
+    for worker in chief, early:
+        worker.wait_for(STEP)
+    late = job('worker', 7, '--train_steps=1500', num_ps=2)
+    begins = late.wait_for(BEGINS)
+    assert ': joins' in begins.group() and int(begins['step']) > 0
+    late.wait_for(STEP)
+    early.send(signal.SIGTERM)
+    early.ends_well()
+    before = int(early.matches(STEP)[-1]['step'])
+    for task in [late, chief] + servers:
+        task.ends_well()
+    assert int(chief.matches(STEP)[-1]['step']) > before, 'the others do the rest'
+    steps = [int(worker.wait_for(DID)['local_steps']) for worker in (chief, early, late)]
+    assert all(steps) and 1500 <= sum(steps) <= 1502
+    assert not early.matches(TEST) and int(chief.wait_for(TEST)['step']) in (1500, 1501, 1502)
+    expected = [(0, 'joins'), (0, 'is done'), (3, 'joins'), (3, 'leaves'), (7, 'joins'),
+                (7, 'is done')]
+    assert sorted(said(servers[0])) == sorted(expected) and not servers[1].out
+
+
+def test_a_worker_that_dies_is_counted_out_and_may_come_back(job):
+    ps = job('ps', 0)
+    chief, victim = (job('worker', i, '--train_steps=1500') for i in (0, 1))
+    victim.wait_for(STEP)
+    victim.kill()
+    ps.wait_for(r'ps 0: worker 1 does not answer, 1 take part')
+    again = job('worker', 1, '--train_steps=1500')
+    for task in again, chief, ps:
+        task.ends_well()
+    assert int(again.wait_for(BEGINS)['step']) > 0 and int(again.wait_for(DID)['local_steps']) > 0
+    assert [what for worker, what in said(ps) if worker] == [
+        'joins', 'does not answer', 'joins', 'is done']
+
+
+def test_a_ps_comes_back(job, tmp_path):
+    ps = job('ps', 0)
+    workers = [job('worker', i, '--train_steps=800', f'--model_dir={tmp_path / "model"}',
+                   '--save_checkpoint_secs=1') for i in (0, 5)]
+    wait_until(lambda: len(checkpoints(tmp_path / 'model')) >= 2, 'no checkpoints by', *workers)
+    ps.kill()
+    ps = job('ps', 0)
+    assert int(workers[0].wait_for(RESUMES)['step']) > 0
+    for task in [*workers, ps]:
+        task.ends_well()
+    assert workers[0].matches(TEST)
+    assert sorted(said(ps)) == [(0, 'is done'), (0, 'joins'), (5, 'is done'), (5, 'joins')]
+
+
+@pytest.mark.parametrize('value', ['1', '1:', 'one:0.5', '1:2', '1:-0.1', '1:nan', '1:0.5,2'])
+def test_shares(value):
+    worker = load_program(FOLDER)
+    flags.FLAGS([''])
+    with flagsaver.flagsaver(train_steps=1000):
+        for flag in 'join_at', 'leave_at':
+            flags.FLAGS[flag].parse('1:0.5,2:0.25')
+            assert [worker.at_step(flag, i, 7) for i in range(3)] == [7, 500, 250]
+            flags.FLAGS[flag].parse(value)
+            with pytest.raises(SystemExit, match=f'^--{flag}={value} is not of the form worker:sh'):
+                worker.at_step(flag, 0, 7)

@@ -1,0 +1,56 @@
+"""Small tensors travel as one, and arrive as they were."""
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+import transfer
+
+LARGE = [[3.] * 1000] * 20  # 80 kB
+
+
+@pytest.mark.parametrize('folder, hparams', [
+    ('HogWild', dict(use_locking=False)),
+    ('AGN', dict(communication_window=2)),
+    ('Synchronous-SGD', dict(scale_learning_rate=False, warmup_steps=0, replicas_to_aggregate=None,
+                             train_steps=100, patience_secs=60.)),
+])
+def test_in_a_step_small_parameters_travel_as_one_and_large_ones_alone(toy, folder, hparams):
+    worker, = toy(folder, [0], start=[8., LARGE, [[1., 2.], [3., 4.]]], **hparams)
+    worker.step()
+    traces = [worker.transfers() for _ in range(5)]  # one may be closed before the last is noted
+    to_worker, to_ps = (max((sorted(trace[job]) for trace in traces), key=len)
+                        for job in ('worker', 'ps'))
+    assert to_worker == [16, 20, 80000], 'two counters are the first'
+    assert to_ps == [20, 80000], 'no step size, and no empty ones that only say: go on'
+
+
+def test_they_arrive_as_they_were(cluster):
+    """Of any shape and dtype; what is no tensor is left alone."""
+    ps = [f'/job:ps/task:{i}/device:CPU:0' for i in range(2)]
+    rows = tf.IndexedSlices(tf.constant([[1.]]), tf.constant([0]))
+    values = [np.float32(8), np.ones([2, 3], np.float32), np.arange(3), np.zeros([0], np.float32),
+              np.array(LARGE, np.float32), np.float32([1, 2]), np.float32([[3]])]
+    homes = [ps[0], ps[0], ps[0], ps[1], ps[1], ps[0], ps[1]]
+    with tf.Graph().as_default(), tf.device('/job:worker/task:0'):
+        variables = []
+        for i, (value, home) in enumerate(zip(values, homes)):
+            with tf.device(home):
+                variables.append(tf.get_variable(f'v{i}', initializer=value))
+        read = []
+        for variable in variables:
+            with tf.device(variable.device):
+                read.append(variable.read_value())
+        there = transfer.to_worker(read)
+        back = transfer.to_ps(there, variables)
+        packed = [0, 1, 3, 5, 6]
+        assert all(there[i].device == '/job:worker/task:0' for i in packed)
+        assert all(back[i].device == homes[i] for i in packed)
+        assert transfer.to_ps([None, rows], variables[:2]) == [None, rows]
+        assert [len(op.inputs) - 1 for op in tf.get_default_graph().get_operations()
+                if op.type == 'ConcatV2'] == [3, 2] * 2, 'by ps and dtype'
+        with tf.Session(cluster.servers['worker', 0].target, config=cluster.config(0)) as session:
+            session.run(tf.global_variables_initializer())
+            for got in session.run(there), session.run(back):
+                for tensor, value in zip(got, values):
+                    np.testing.assert_array_equal(tensor, value)
+                    assert tensor.dtype == value.dtype and tensor.shape == value.shape
