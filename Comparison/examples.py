@@ -25,6 +25,7 @@ SETTINGS = {
     'Non-Distributed-Setup': Settings(workers=0),
     'Distributed-Setup': Settings(workers=1),
     'Distributed-MNIST': Settings(note='Adam'),
+    'Elastic-Workers': Settings(flags=('--join_at=', '--leave_at=')),
     'In-Graph-Replication': Settings(workers=2, together=True),
     'Model-Parallel': Settings(workers=2, flags=('--hidden_units=128',), note='momentum'),
     'Multiple-GPUs-Single-Machine': Settings(workers=0, together=True,

@@ -3,7 +3,6 @@
 import collections
 import re
 
-import cluster
 import tensorflow.compat.v1 as tf
 
 TRACE = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
@@ -31,7 +30,7 @@ def trace(session, train_op, progress, train_steps, local_steps=1):
     """Trains five steps with a trace, or as many as are left.
 
     Args:
-      session: `tf.train.MonitoredSession`.
+      session: `tf.Session`.
       train_op: dict of tensors.
       progress: `console.Progress`, gets the results.
       train_steps: int, the global step at which to stop.
@@ -43,9 +42,7 @@ def trace(session, train_op, progress, train_steps, local_steps=1):
     traces = []
     while len(traces) < 5 and progress.global_step < train_steps:
         traces.append(tf.RunMetadata())
-        with cluster.failures_of_ps():
-            progress.add(session.run_step_fn(lambda step_context: step_context.session.run(
-                train_op, options=TRACE, run_metadata=traces[-1])), local_steps)
+        progress.add(session.run(train_op, options=TRACE, run_metadata=traces[-1]), local_steps)
     return traces
 
 

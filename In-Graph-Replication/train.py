@@ -173,7 +173,12 @@ class PastTheHooks(tf.train.SessionRunHook):
 
 def measure(progress, session, train_op, replicas):
     """Trains some steps with a trace, and says what one of them sends between the tasks."""
-    traces = traffic.trace(session, train_op, progress, FLAGS.train_steps, replicas)
+    def traced(step_context):
+        with cluster.failures_of_ps():
+            return traffic.trace(step_context.session, train_op, progress, FLAGS.train_steps,
+                                 replicas)
+
+    traces = session.run_step_fn(traced)
     for (sender, receiver), sent in sorted(traffic.between_tasks(traces).items()):
         progress.say(f'in a step {sender} sends {sent} to {receiver}')
 

@@ -184,7 +184,11 @@ class PastTheHooks(tf.train.SessionRunHook):
 
 def measure(progress, session, train_op, num_workers):
     """Trains some steps with a trace, and says what the workers send each other in one."""
-    traces = traffic.trace(session, train_op, progress, FLAGS.train_steps)
+    def traced(step_context):
+        with cluster.failures_of_ps():
+            return traffic.trace(step_context.session, train_op, progress, FLAGS.train_steps)
+
+    traces = session.run_step_fn(traced)
     workers = [f'worker {i}' for i in range(num_workers)]
     for (sender, receiver), sent in sorted(traffic.between_tasks(traces).items()):
         if {sender, receiver} <= set(workers):

@@ -331,7 +331,11 @@ def make_scheme(batches, test_set, global_step, cluster_spec, worker_device):
 
 def measure(progress, session, train_op, num_ps):
     """Trains some steps with a trace, and says what one step of worker 0 asks of each ps."""
-    traces = traffic.trace(session, train_op, progress, FLAGS.train_steps)
+    def traced(step_context):
+        with cluster.failures_of_ps():
+            return traffic.trace(step_context.session, train_op, progress, FLAGS.train_steps)
+
+    traces = session.run_step_fn(traced)
     sent = traffic.between_tasks(traces)
     for ps in range(num_ps if traces else 0):
         read, written = sent[f'ps {ps}', 'worker 0'], sent['worker 0', f'ps {ps}']
