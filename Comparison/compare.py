@@ -376,7 +376,7 @@ def parse(argv):
     parser.add_argument('--fresh', action='store_true', help='forget what is there, begin anew')
     parser.add_argument('--draw', action='store_true', help='table and pictures, without any run')
     parser.add_argument('--publish', action='store_true',
-                        help='put the table into README.md, and the pictures beside')
+                        help='put the results into the READMEs, here and above')
     options = parser.parse_args(argv)
     if options.publish and (options.quick or options.only):
         parser.error('what is published is the whole comparison: no --quick, no --only')
@@ -422,7 +422,7 @@ def main(argv=None):
     (options.results_dir / 'table.md').write_text(text, encoding='utf-8')
     print(text)
     if options.publish:
-        report.publish(rows, HERE / 'README.md', pictures)
+        report.publish(rows, pictures)
 
 
 if __name__ == '__main__':

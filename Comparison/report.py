@@ -2,10 +2,9 @@
 
 import collections
 import csv
-import re
 import statistics
 
-from examples import BARE, examples, GROUPS
+from examples import BARE, examples, GROUPS, ROOT
 import scaling
 
 TABLE = 'table', 'quick'  # the experiments with the runs of the table
@@ -186,7 +185,7 @@ def guide(rows):
 
     def say(situation, choice, reason):
         if choice:
-            lines.append(f'| {situation} | [{choice.name}](../{choice.name}/) | '
+            lines.append(f'| {situation} | [{choice.name}]({choice.name}/) | '
                          f'{reason(choice)} |')
 
     def each(choice, figure, unit, form='{:.2f}'):
@@ -215,26 +214,30 @@ def guide(rows):
     return lines
 
 
-def publish(rows, readme, pictures):
-    """Puts what follows from the results between its markers in a README.
+def publish(rows, pictures, root=ROOT):
+    """Puts what follows from the results between its markers in two READMEs.
 
     Args:
       rows: list of dicts, as in results.csv.
-      readme: path.
-      pictures: dict of captions by the names of the pictures in `results`, beside the README.
+      pictures: dict of captions by the names of the pictures in Comparison/results.
+      root: path, where README.md and Comparison/README.md are.
 
     Raises:
       SystemExit: if a marker is missing.
     """
-    text = readme.read_text(encoding='utf-8')
-    parts = {'table': table(rows).rstrip(), 'guide': '\n'.join(guide(rows)),
-             'model': '\n'.join(scaling.table(rows, scaling.cores_of(rows))),
-             'pictures': '\n\n'.join(f'![{caption}](results/{name}.png)\n\n{caption}.'
-                                     for name, caption in pictures.items())}
-    for name, part in parts.items():
-        begin, end = f'<!-- {name} begins -->', f'<!-- {name} ends -->'
-        if text.count(begin) != 1 or text.count(end) != 1:
-            raise SystemExit(f'{readme} has not once {begin} and {end}.')
-        text = re.sub(f'{begin}.*{end}', lambda _, part=part, begin=begin, end=end:
-                      f'{begin}\n\n{part}\n\n{end}', text, flags=re.DOTALL)
-    readme.write_text(text, encoding='utf-8')
+    parts = {'README.md': {'guide': '\n'.join(guide(rows))},
+             'Comparison/README.md': {
+                 'table': table(rows).rstrip(),
+                 'model': '\n'.join(scaling.table(rows, scaling.cores_of(rows))),
+                 'pictures': '\n\n'.join(f'![{caption}](results/{name}.png)\n\n{caption}.'
+                                         for name, caption in pictures.items())}}
+    for name, of_readme in parts.items():
+        path = root / name
+        text = path.read_text(encoding='utf-8')
+        for part, content in of_readme.items():
+            begin, end = f'<!-- {part} begins -->', f'<!-- {part} ends -->'
+            if text.count(begin) != 1 or text.count(end) != 1:
+                raise SystemExit(f'{path} has not once {begin} and {end}.')
+            before, _, after = text.partition(begin)
+            text = f'{before}{begin}\n\n{content}\n\n{end}{after.partition(end)[2]}'
+        path.write_text(text, encoding='utf-8')

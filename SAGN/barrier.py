@@ -34,18 +34,19 @@ class Barrier(tf.train.SessionRunHook):
 
     A worker adds its gradients, stamped with its local step, to accumulators on the ps and waits
     for a token. The chief takes the mean of enough gradients, applies it, counts a step, and puts
-    as many tokens into a queue as there are workers. Gradients with an old stamp are dropped.
+    tokens into a queue. Gradients with an old stamp are dropped.
 
     TensorFlow's own hook for this class has two faults, which this one mends. It puts tokens into
     the queue before the first step, so that nobody waits in it. And its queue runner does the
     chief's part for ever: after the last step it waits for gradients that nobody will send, and
-    keeps the program from its end. Here a thread does the chief's part, up to the last step.
+    keeps the program from its end. Here the chief does it in the same run as its own push, which is
+    one run less for each step. With backup workers, who may complete a step without the chief's
+    push, a thread does it, up to the last step.
 
     Attributes:
-      push: op that adds this worker's gradients, and then takes a token.
+      push: op that adds this worker's gradients, and returns when the step is complete.
       step: integer scalar tensor, the global step after that.
       dropped: float32 scalar tensor, 1 if the first gradient came too late, else 0.
-      aggregate: op, the chief's part in one step.
     """
 
     def __init__(self, optimizer, gradients, variables, global_step, hparams, task_index,
@@ -65,9 +66,12 @@ class Barrier(tf.train.SessionRunHook):
         self._train_steps = hparams.train_steps
         self._patience_secs = hparams.patience_secs
         self._patience = patience.Patience(f'worker {task_index}', hparams.patience_secs)
-        self._chief = None  # the thread that does its part
-        sync = tf.train.SyncReplicasOptimizer(
-            optimizer, pushes_per_step(hparams, num_workers), num_workers)
+        self._is_chief = task_index == 0
+        self._joined = False
+        self._thread = None  # does the chief's part if there are backup workers
+        needed = pushes_per_step(hparams, num_workers)
+        self._backups = num_workers - needed
+        sync = tf.train.SyncReplicasOptimizer(optimizer, needed, num_workers)
         gradients = transfer.to_ps(gradients, variables)
         with tf.device(variables[0].device):
             arrived = tf.identity(gradients[0])
@@ -85,21 +89,27 @@ class Barrier(tf.train.SessionRunHook):
         with tf.device(global_step.device):
             with tf.variable_creator_scope(create):
                 self.push = sync.apply_gradients(zip(gradients, variables), global_step)
-            stamp = next(op.inputs[1] for op in tf.get_default_graph().get_operations()
-                         if op.type.endswith('AccumulatorApplyGradient'))
-            late = tf.cast(tf.less(stamp, step_at_push), tf.int64)
+            pushes = [op for op in tf.get_default_graph().get_operations()
+                      if op.type.endswith('AccumulatorApplyGradient')]
+            late = tf.cast(tf.less(pushes[0].inputs[1], step_at_push), tf.int64)  # by its stamp
             local_step, = [v for v in tf.local_variables() if 'sync_rep_local_step' in v.name]
+            self._complete, = sync.get_chief_queue_runner().enqueue_ops
+            if self._is_chief and not self._backups:
+                # It needs no token: the step is complete when this run is.
+                queue, tokens = self._complete.inputs
+                for_the_others = tf.raw_ops.QueueEnqueueManyV2(handle=queue,
+                                                               components=[tokens[1:]])
+                with tf.control_dependencies([*pushes, for_the_others]):
+                    self.push = local_step.assign(global_step.read_value())
             with tf.control_dependencies([self.push]):
                 both = tf.stack([local_step.read_value(), late])  # they travel as one
         self.step, late = tf.unstack(both)
         self.dropped = tf.cast(late, tf.float32)
-        self.aggregate, = sync.get_chief_queue_runner().enqueue_ops
         # TensorFlow complains of its ready op if that is never used.
         with tf.control_dependencies([sync.ready_for_local_init_op]):
             self._join = tf.group(sync.chief_init_op if task_index == 0
                                   else sync.local_step_init_op)
-        self._release = sync.get_init_tokens_op(num_workers)
-        self._is_chief = task_index == 0
+        self._release = sync.get_init_tokens_op(num_workers if self._backups else num_workers - 1)
         self._global_step = global_step
 
     def begin(self):
@@ -110,22 +120,24 @@ class Barrier(tf.train.SessionRunHook):
         """Joins at the current step; the chief begins its part, too."""
         self._patience.stop()
         session.run(self._join)  # puts no tokens into the queue: the barrier holds from now on
-        if self._is_chief:
-            if self._chief:
-                # A ps died. What some pushed is lost with it, or was dropped before accumulators on
-                # another ps were set back: they would wait for ever. They push again.
-                session.run(self._release)
-            self._chief = threading.Thread(target=self._aggregate, args=(session,), daemon=True)
-            self._chief.start()
+        if self._is_chief and self._joined:
+            # A ps died. What some pushed is lost with it, or was dropped before accumulators on
+            # another ps were set back: they would wait for ever. They push again.
+            session.run(self._release)
+        self._joined = True
+        if self._is_chief and self._backups:
+            self._thread = threading.Thread(target=self._complete_steps, args=(session,),
+                                            daemon=True)
+            self._thread.start()
 
-    def _aggregate(self, session):
+    def _complete_steps(self, session):
         """The chief's part, up to the last step."""
         try:
             with cluster.failures_of_ps():
                 step = session.run(self._global_step)
-                aggregate = session.make_callable(self.aggregate)
+                complete = session.make_callable(self._complete)
                 while step < self._train_steps:
-                    aggregate()
+                    complete()
                     step += 1  # nobody else counts, and to fetch it would be one more transfer
         except (tf.errors.AbortedError, tf.errors.UnavailableError, RuntimeError):
             pass  # a ps died, or the session was closed: with a new one comes a new thread
@@ -141,5 +153,5 @@ class Barrier(tf.train.SessionRunHook):
     def end(self, session):
         """Stops the clock; the chief sees to it that everybody gets the tokens of the last step."""
         self._patience.stop()
-        if self._chief:
-            self._chief.join(self._patience_secs)
+        if self._thread:
+            self._thread.join(self._patience_secs)

@@ -9,6 +9,7 @@ from conftest import load_program, ROOT
 from processes import (BEGINS, checkpoints, DID, examples, GOOD_LINES, RESUMES, STEP,
                        TEST)
 import pytest
+from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 
 CHANCE = 0.5  # one of ten digits: to guess this many of the 297 right is out of reach
 STEPS = 500
@@ -64,6 +65,13 @@ def check(run, copy, steps):
         assert len(names) == 1
 
 
+def scalars(directory):
+    """Returns a dict: the set of scalars that TensorBoard finds, by the name of the run."""
+    board = EventMultiplexer().AddRunsFromDirectory(str(directory))
+    board.Reload()
+    return {run: set(tags['scalars']) for run, tags in board.Runs().items()}
+
+
 def test_run_then_resume(programs, copy, tmp_path):
     runs = {directory: start(programs, copy, f'--model_dir={directory}', f'--train_steps={STEPS}',
                              *slow_flags(copy))
@@ -74,6 +82,7 @@ def test_run_then_resume(programs, copy, tmp_path):
         losses = [float(match['loss']) for match in run.matches(STEP)]
         assert losses[-1] < losses[0], str(run)
         assert not run.matches(RESUMES)
+        assert {'loss', 'accuracy', 'steps/s', 'test_accuracy'} <= scalars(copy / directory)['.']
     end = checkpoints(copy / 'first')[-1]
     assert end >= STEPS
     again = start(programs, copy, '--model_dir=first', f'--train_steps={MORE_STEPS}')
