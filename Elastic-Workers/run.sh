@@ -24,8 +24,8 @@ case ${LOCAL_ONLY:-} in
         exit 1
       fi
     done
-    # Root may make a network. Others may where they count as root, which is in a user namespace;
-    # what they write there is theirs. Root would lose its power over others' files there.
+    # Root may make a network. Others may as the root of a user namespace, and what they write there
+    # is theirs. Root itself would lose, in one, its power over the files of others.
     network=(unshare --net)
     "${network[@]}" ip link set lo up 2>/dev/null || network=(unshare --user --map-root-user --net)
     if ! reason=$("${network[@]}" ip link set lo up 2>&1); then
@@ -33,8 +33,9 @@ case ${LOCAL_ONLY:-} in
       exit 1
     fi
     export LOCAL_ONLY=
-    exec "${network[@]}" "$BASH" -c 'ip link set lo up && exec "$BASH" "$0" "$@"' \
-      "${BASH_SOURCE[0]}" "$@"
+    # shellcheck disable=SC2016  # for the shell inside
+    exec "${network[@]}" "$BASH" -c 'ip link set lo up && exec "$@"' run.sh \
+      "$BASH" "${BASH_SOURCE[0]}" "$@"
     ;;
   *) echo "run.sh: LOCAL_ONLY=$LOCAL_ONLY is neither 1 nor empty" >&2; exit 1 ;;
 esac

@@ -1,0 +1,147 @@
+"""Who can connect to a run: everybody who reaches the machine, and with LOCAL_ONLY=1 nobody."""
+
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+
+import processes
+from processes import EVALUATED, free_ports, PREPARED, ROOT, STEP, TEST
+import psutil
+import pytest
+
+ENDLESS = ['--train_steps=1000000', '--log_every_n_steps=2', '--straggler=0:0.05,1:0.05']
+ROOTLESS = ['unshare', '--user', '--map-root-user', '--net']
+# Root, but without the right to make a network: as any user, it needs a user namespace.
+AS_ANY_USER = ['setpriv', '--bounding-set=-sys_admin'] if os.geteuid() == 0 else []
+
+
+@pytest.fixture
+def _networks():
+    """Skips a test that needs a network of its own where no user may have one."""
+    for tool in 'unshare', 'ip':
+        if not shutil.which(tool):
+            pytest.skip(f'there is no {tool} here')
+    trial = subprocess.run([*AS_ANY_USER, *ROOTLESS, 'ip', 'link', 'set', 'lo', 'up'],
+                           stderr=subprocess.PIPE, universal_newlines=True, check=False)
+    if trial.returncode:
+        pytest.skip(f'users may make no network here: {trial.stderr.strip()}')
+
+
+def own_addresses():
+    """Returns the addresses of this machine, on all its networks."""
+    found = [address.address for addresses in psutil.net_if_addrs().values()
+             for address in addresses if address.family in (socket.AF_INET, socket.AF_INET6)]
+    assert '127.0.0.1' in found
+    return found
+
+
+def that_answer(ports):
+    """Returns those (address, port) of this machine that accept connections."""
+    found = set()
+    for address in own_addresses():
+        for port in ports:
+            try:
+                socket.create_connection((address, port), timeout=5).close()
+            except OSError:
+                continue
+            found.add((address, port))
+    return found
+
+
+def start(programs, folder, *flags, prefix=(), **env):
+    """Starts `bash run.sh`, by way of another command."""
+    env = {'PYTHON': processes.sys.executable, **env}
+    return programs.start([*prefix, 'bash', ROOT / folder / 'run.sh', *flags], env=env)
+
+
+@pytest.mark.usefixtures('_networks')
+def test_from_outside(programs):
+    """Three runs at once, with the same ports: they are those of three networks."""
+    ports = None
+    while not ports or that_answer(ports):
+        ports = range(free_ports(1)[0], 32768)[:3]
+    confined = [start(programs, 'HogWild', *ENDLESS, LOCAL_ONLY='1', PORT=str(ports[0]),
+                      prefix=prefix)
+                for prefix in ([], AS_ANY_USER)]
+    for run in confined:
+        run.wait_for(STEP)
+    assert not that_answer(ports)
+    normal = start(programs, 'HogWild', *ENDLESS, PORT=str(ports[0]))
+    normal.wait_for(STEP)
+    assert that_answer(ports) == {(address, port) for address in own_addresses() for port in ports}
+    for run in confined:  # they trained on, all the time
+        run.wait_for(STEP, len(run.matches(STEP)) + 1)
+    confined[0].send(signal.SIGTERM)
+    confined[1].send(signal.SIGINT, group=True)  # Ctrl-C
+    for run, status in zip(confined, (143, 130)):
+        assert run.wait() == status and not run.err, str(run)
+        assert not run.left()
+    normal.wait_for(STEP, len(normal.matches(STEP)) + 1)
+    normal.send(signal.SIGTERM)
+    assert normal.wait() == 143 and not normal.left()
+    assert not that_answer(ports)
+
+
+@pytest.mark.usefixtures('_networks')
+def test_folders_run_as_without(programs):
+    """One with files made before and an evaluator, and one whose train.py is a task."""
+    runs = [start(programs, folder, '--train_steps=50', '--model_dir=sub/model',
+                  prefix=AS_ANY_USER, LOCAL_ONLY='1')
+            for folder in ('Distributed-MNIST', 'Model-Parallel')]
+    for run in runs:
+        run.ends_well()
+        assert run.matches(TEST) and not run.left()
+        made = [path for path in run.cwd.glob('**/*') if path.is_file()]
+        assert len(made) > 3 and {path.stat().st_uid for path in made} == {os.geteuid()}
+        assert processes.checkpoints(run.cwd / 'sub' / 'model')[-1] >= 50
+    assert runs[0].matches(PREPARED) and runs[0].matches(EVALUATED)
+
+
+@pytest.mark.usefixtures('_networks')
+def test_files_and_status_are_those_of_the_user(programs):
+    """Root tries it as another user, with a worker that needs no more than the shell."""
+    user = 65534 if os.geteuid() == 0 else os.geteuid()
+    prefix = ['setpriv', f'--reuid={user}', '--clear-groups'] if user != os.geteuid() else []
+    with tempfile.TemporaryDirectory() as project:  # pytest's own are closed to others
+        shutil.copy(str(ROOT / 'HogWild' / 'run.sh'), project)
+        made = pathlib.Path(project, 'made')
+        pathlib.Path(project, 'worker.py').write_text(f'touch {made}; echo "$0" "$@"; exit 7\n')
+        os.chown(project, user, -1)
+        run = programs.start([*prefix, 'bash', 'run.sh', '--flag', 'two words'],
+                             cwd=pathlib.Path(project),
+                             env={'LOCAL_ONLY': '1', 'PYTHON': 'bash', 'WORKERS': '1', 'PORT': '2'})
+        assert run.wait() == 7 and not run.err, str(run)
+        line, = run.out
+        assert line.startswith(f'{project}/worker.py') and line.endswith(' --flag two words')
+        assert made.stat().st_uid == user
+
+
+@pytest.mark.parametrize('value', ['0', '2', 'yes', ' 1'])
+def test_other_values(programs, value):
+    for folder in 'HogWild', 'Non-Distributed-Setup':
+        run = start(programs, folder, LOCAL_ONLY=value)
+        run.fails(f'^run.sh: LOCAL_ONLY={value} is neither 1 nor empty$')
+        assert not run.out
+
+
+@pytest.mark.parametrize('tools, missing', [('', 'unshare'), ('unshare', 'ip')])
+def test_a_tool_is_missing(programs, tmp_path, tools, missing):
+    for tool in tools.split():
+        (tmp_path / tool).symlink_to(shutil.which('true'))
+    run = programs.start([shutil.which('bash'), ROOT / 'HogWild' / 'run.sh'],
+                         env={'PATH': str(tmp_path), 'LOCAL_ONLY': '1'})
+    run.fails(f'^run.sh: LOCAL_ONLY=1 needs Linux and its command {missing}, which is not here$')
+    assert not run.out
+
+
+@pytest.mark.usefixtures('_networks')
+def test_a_system_that_forbids_it(programs):
+    """In a user namespace the limits are its own, and may be set."""
+    forbid = 'for kind in user net; do echo 0 >/proc/sys/user/max_${kind}_namespaces; done; "$@"'
+    run = start(programs, 'HogWild', prefix=[*ROOTLESS, 'bash', '-c', forbid, '-'], LOCAL_ONLY='1')
+    run.fails(r'^run.sh: LOCAL_ONLY=1: this system lets you make no network of your own \(unshare')
+    assert not run.out
