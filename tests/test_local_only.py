@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 ENDLESS = ['--train_steps=1000000', '--log_every_n_steps=2', '--straggler=0:0.05,1:0.05']
+OTHER_USER = 65534
 ROOTLESS = ['unshare', '--user', '--map-root-user', '--net']
 # Root, but without the right to make a network: as any user, it needs a user namespace.
 AS_ANY_USER = ['setpriv', '--bounding-set=-sys_admin'] if os.geteuid() == 0 else []
@@ -102,16 +103,20 @@ def test_folders_run_as_without(programs):
 
 
 @pytest.mark.usefixtures('_networks')
-def test_files_and_status_are_those_of_the_user(programs):
-    """Root tries it as another user, with a worker that needs no more than the shell."""
-    user = 65534 if os.geteuid() == 0 else os.geteuid()
-    prefix = ['setpriv', f'--reuid={user}', '--clear-groups'] if user != os.geteuid() else []
+@pytest.mark.parametrize('user', {os.geteuid(), OTHER_USER if os.geteuid() == 0 else os.geteuid()})
+def test_files_and_status_are_those_of_the_user(programs, user):
+    """Root tries it in the directory of another user: as that one, and as root, who may do all.
+
+    The worker needs no more than the shell.
+    """
+    switch = ['setpriv', f'--reuid={user}', '--clear-groups'] if user != os.geteuid() else []
     with tempfile.TemporaryDirectory() as project:  # pytest's own are closed to others
         shutil.copy(str(ROOT / 'HogWild' / 'run.sh'), project)
         made = pathlib.Path(project, 'made')
         pathlib.Path(project, 'worker.py').write_text(f'touch {made}; echo "$0" "$@"; exit 7\n')
-        os.chown(project, user, -1)
-        run = programs.start([*prefix, 'bash', 'run.sh', '--flag', 'two words'],
+        if os.geteuid() == 0:
+            os.chown(project, OTHER_USER, -1)
+        run = programs.start([*switch, 'bash', 'run.sh', '--flag', 'two words'],
                              cwd=pathlib.Path(project),
                              env={'LOCAL_ONLY': '1', 'PYTHON': 'bash', 'WORKERS': '1', 'PORT': '2'})
         assert run.wait() == 7 and not run.err, str(run)
