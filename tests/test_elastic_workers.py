@@ -74,9 +74,10 @@ def test_the_commands_of_the_readme(programs):
     for theirs, ours in ('2222', base), ('2307', own):
         assert f':{theirs} ' in join
         join = join.replace(f':{theirs} ', f':{ours} ')
-    run = programs.run_sh(FOLDER, *job.split(), PORT=base)
+    often = '--log_every_n_steps=20'
+    run = programs.run_sh(FOLDER, *job.split(), often, PORT=base)
     run.wait_for(STEP)
-    worker = programs.task('worker', *join.split(), folder=FOLDER)
+    worker = programs.task('worker', *join.split(), often, folder=FOLDER)
     assert int(worker.wait_for(r'worker 7: joins at step (\d+) of 50000, .*')[1]) > 0
     worker.wait_for(STEP)
     worker.send(signal.SIGTERM)
