@@ -61,26 +61,19 @@ def start(programs, folder, *flags, prefix=(), **env):
 
 @pytest.mark.usefixtures('_networks')
 def test_from_outside(programs):
-    """Three runs at once, with the same ports: they are those of three networks."""
-    ports = None
-    while not ports or that_answer(ports):
-        ports = range(free_ports(1)[0], 32768)[:3]
-    confined = [start(programs, 'HogWild', *ENDLESS, LOCAL_ONLY='1', PORT=str(ports[0]),
-                      prefix=prefix)
-                for prefix in ([], AS_ANY_USER)]
-    for run in confined:
-        run.wait_for(STEP)
+    """Two runs at once, with the same ports: they are those of two networks."""
+    ports = next((port, port + 1) for port in free_ports(100) if not that_answer([port + 1]))
+    env = {'PORT': str(ports[0]), 'WORKERS': '1'}
+    confined = start(programs, 'HogWild', *ENDLESS, prefix=AS_ANY_USER, LOCAL_ONLY='1', **env)
+    confined.wait_for(STEP)
     assert not that_answer(ports)
-    normal = start(programs, 'HogWild', *ENDLESS, PORT=str(ports[0]))
+    normal = start(programs, 'HogWild', *ENDLESS, **env)
     normal.wait_for(STEP)
     assert that_answer(ports) == {(address, port) for address in own_addresses() for port in ports}
-    for run in confined:  # they trained on, all the time
-        run.wait_for(STEP, len(run.matches(STEP)) + 1)
-    confined[0].send(signal.SIGTERM)
-    confined[1].send(signal.SIGINT, group=True)  # Ctrl-C
-    for run, status in zip(confined, (143, 130)):
-        assert run.wait() == status and not run.err, str(run)
-        assert not run.left()
+    confined.wait_for(STEP, len(confined.matches(STEP)) + 1)  # it trained on, all the time
+    confined.send(signal.SIGTERM)
+    assert confined.wait() == 143 and not confined.err, str(confined)
+    assert not confined.left()
     normal.wait_for(STEP, len(normal.matches(STEP)) + 1)
     normal.send(signal.SIGTERM)
     assert normal.wait() == 143 and not normal.left()
@@ -91,7 +84,7 @@ def test_from_outside(programs):
 def test_folders_run_as_without(programs):
     """One with files made before and an evaluator, and one whose train.py is a task."""
     runs = [start(programs, folder, '--train_steps=50', '--model_dir=sub/model',
-                  prefix=AS_ANY_USER, LOCAL_ONLY='1')
+                  prefix=AS_ANY_USER, LOCAL_ONLY='1', PS='1', WORKERS='1')
             for folder in ('Distributed-MNIST', 'Model-Parallel')]
     for run in runs:
         run.ends_well()
@@ -102,27 +95,59 @@ def test_folders_run_as_without(programs):
     assert runs[0].matches(PREPARED) and runs[0].matches(EVALUATED)
 
 
-@pytest.mark.usefixtures('_networks')
-@pytest.mark.parametrize('user', {os.geteuid(), OTHER_USER if os.geteuid() == 0 else os.geteuid()})
-def test_files_and_status_are_those_of_the_user(programs, user):
-    """Root tries it in the directory of another user: as that one, and as root, who may do all.
+@pytest.fixture(params={os.geteuid(), OTHER_USER if os.geteuid() == 0 else os.geteuid()})
+def start_script(programs, request):
+    """A function that starts run.sh with a script of the shell in the place of worker.py.
 
-    The worker needs no more than the shell.
+    It is in a directory that is closed to others: when root tests, that of another user. To start
+    it there is for both of them.
+
+    Args (of the function):
+      script: string.
+      *flags: strings.
+
+    Returns (of the function):
+      A `Program`, in its directory, and the id of the user who started it.
     """
+    user = request.param
     switch = ['setpriv', f'--reuid={user}', '--clear-groups'] if user != os.geteuid() else []
-    with tempfile.TemporaryDirectory() as project:  # pytest's own are closed to others
+    with tempfile.TemporaryDirectory() as project:  # pytest's own are closed to other users
         shutil.copy(str(ROOT / 'HogWild' / 'run.sh'), project)
-        made = pathlib.Path(project, 'made')
-        pathlib.Path(project, 'worker.py').write_text(f'touch {made}; echo "$0" "$@"; exit 7\n')
         if os.geteuid() == 0:
             os.chown(project, OTHER_USER, -1)
-        run = programs.start([*switch, 'bash', 'run.sh', '--flag', 'two words'],
-                             cwd=pathlib.Path(project),
-                             env={'LOCAL_ONLY': '1', 'PYTHON': 'bash', 'WORKERS': '1', 'PORT': '2'})
-        assert run.wait() == 7 and not run.err, str(run)
-        line, = run.out
-        assert line.startswith(f'{project}/worker.py') and line.endswith(' --flag two words')
-        assert made.stat().st_uid == user
+
+        def start_script(script, *flags):
+            pathlib.Path(project, 'worker.py').write_text(script)
+            env = {'LOCAL_ONLY': '1', 'PYTHON': 'bash', 'WORKERS': '1', 'PORT': '2'}
+            run = programs.start([*switch, 'bash', 'run.sh', *flags], cwd=pathlib.Path(project),
+                                 env=env)
+            return run, user
+        yield start_script
+
+
+@pytest.mark.usefixtures('_networks')
+def test_flags_files_and_status(start_script):
+    script = 'touch made; readlink /proc/self/ns/net; echo "$@"; exit 7\n'
+    run, user = start_script(script, '--flag', 'two words')
+    assert run.wait() == 7 and not run.err, str(run)
+    network, flags = run.out
+    assert network.startswith('net:') and network != os.readlink('/proc/self/ns/net')
+    assert flags.endswith(' --flag two words')
+    assert (run.cwd / 'made').stat().st_uid == user
+
+
+@pytest.mark.usefixtures('_networks')
+@pytest.mark.parametrize('signum, group, status', [
+    (signal.SIGINT, True, 130),  # Ctrl-C
+    (signal.SIGTERM, False, 143),
+    (signal.SIGHUP, True, 129),
+])
+def test_signals(start_script, signum, group, status):
+    run, _ = start_script('echo begins; exec sleep 1000')
+    run.wait_for('begins')
+    run.send(signum, group)
+    assert run.wait() == status and not run.err, str(run)
+    assert not run.left()
 
 
 @pytest.mark.parametrize('value', ['0', '2', 'yes', ' 1'])

@@ -52,7 +52,7 @@ def test_who_can_reach_a_run():
     """Every README of what opens a port says it, or leads to where it is said."""
     readmes = [path for path in READMES if path.parent != ROOT and opens_ports(path.parent)]
     assert len(readmes) > 2
-    for readme in readmes:
+    for readme in [*readmes, *ROOT.glob('Clusters/*/README.md')]:
         text = text_of(readme)
         assert re.search(r'\]\([\w./-]*#who-can-reach-a-run\)', text), readme
         if (readme.parent / 'run.sh').exists():
