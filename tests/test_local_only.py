@@ -127,12 +127,14 @@ def start_script(programs, request):
 
 @pytest.mark.usefixtures('_networks')
 def test_flags_files_and_status(start_script):
-    script = 'touch made; readlink /proc/self/ns/net; echo "$@"; exit 7\n'
+    script = ('touch made; readlink /proc/self/ns/net; ip -o -4 address; printf "%s\\n" "$@"; '
+              'exit 7')
     run, user = start_script(script, '--flag', 'two words')
     assert run.wait() == 7 and not run.err, str(run)
-    network, flags = run.out
+    network, address, *flags = run.out
     assert network.startswith('net:') and network != os.readlink('/proc/self/ns/net')
-    assert flags.endswith(' --flag two words')
+    assert ' 127.0.0.1/8 ' in address
+    assert flags[0].startswith('--num_threads=') and flags[1:] == ['--flag', 'two words']
     assert (run.cwd / 'made').stat().st_uid == user
 
 
