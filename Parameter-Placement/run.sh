@@ -8,10 +8,37 @@
 #                                               or to the chief
 #     PORT=2222 bash run.sh                     fixed ports, from 2222 on, instead of free ones
 #     PYTHON=python3.7 bash run.sh              another interpreter
+#     LOCAL_ONLY=1 bash run.sh                  in a network of their own: nobody else can connect,
+#                                               and nothing can be downloaded (Linux)
 #
 # The exit status is 0 if and only if every process ended well. When one fails, and on Ctrl-C, the
 # others are ended.
 set -u
+
+case ${LOCAL_ONLY:-} in
+  '') ;;
+  1)
+    for tool in unshare ip; do
+      if ! command -v "$tool" >/dev/null; then
+        echo "run.sh: LOCAL_ONLY=1 needs Linux and its command $tool, which is not here" >&2
+        exit 1
+      fi
+    done
+    # Root may make a network. Others may as the root of a user namespace, and what they write there
+    # is theirs. Root itself would lose, in one, its power over the files of others.
+    network=(unshare --net)
+    "${network[@]}" ip link set lo up 2>/dev/null || network=(unshare --user --map-root-user --net)
+    if ! reason=$("${network[@]}" ip link set lo up 2>&1); then
+      echo "run.sh: LOCAL_ONLY=1: this system lets you make no network of your own ($reason)" >&2
+      exit 1
+    fi
+    export LOCAL_ONLY=
+    # shellcheck disable=SC2016  # for the shell inside
+    exec "${network[@]}" "$BASH" -c 'ip link set lo up && exec "$@"' run.sh \
+      "$BASH" "${BASH_SOURCE[0]}" "$@"
+    ;;
+  *) echo "run.sh: LOCAL_ONLY=$LOCAL_ONLY is neither 1 nor empty" >&2; exit 1 ;;
+esac
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 alone=  # a program that runs without a cluster, instead of all tasks

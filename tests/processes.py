@@ -23,8 +23,8 @@ PATIENCE = 180  # seconds that a test waits for a condition; nothing waits that 
 _MARK = 'EXAMPLES_TEST_MARK'
 # What a shell or this very test may have set, and a run reads. console.py sets the last but one; by
 # the last one a kernel of Jupyter would believe that it is in the process of the test.
-_FOREIGN = {'PS', 'WORKERS', 'PORT', 'MODE', 'PYTHON', 'TF_CONFIG', 'TF_CPP_MIN_LOG_LEVEL',
-            'PYTEST_CURRENT_TEST'}
+_FOREIGN = {'PS', 'WORKERS', 'PORT', 'LOCAL_ONLY', 'MODE', 'PYTHON', 'TF_CONFIG',
+            'TF_CPP_MIN_LOG_LEVEL', 'PYTEST_CURRENT_TEST'}
 
 # The lines of a good run.
 _FIGURE = r'[a-z][\w/ ]* -?[\d.]+(?:e[+-]\d+)?(?: \(max -?[\d.]+\))?'

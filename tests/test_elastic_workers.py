@@ -1,12 +1,13 @@
 """Elastic-Workers: workers that nobody was told of join a run and leave it; no step is lost."""
 
 import json
+import re
 import signal
 
 from absl import flags
 from absl.testing import flagsaver
-from conftest import load_program
-from processes import (BEGINS, checkpoints, DID, free_ports, MEMBER, RESUMES, STEP, TEST,
+from conftest import load_program, ROOT
+from processes import (BEGINS, checkpoints, DID, free_ports, listens, MEMBER, RESUMES, STEP, TEST,
                        wait_until)
 import pytest
 
@@ -60,6 +61,32 @@ def test_join_and_leave(job):
     expected = [(0, 'joins'), (0, 'is done'), (3, 'joins'), (3, 'leaves'), (7, 'joins'),
                 (7, 'is done')]
     assert sorted(said(servers[0])) == sorted(expected) and not servers[1].out
+
+
+def test_the_commands_of_the_readme(programs):
+    """A worker joins a job of run.sh by hand, and leaves it by `kill PID`."""
+    text = (ROOT / FOLDER / 'README.md').read_text(encoding='utf-8')
+    job, = re.findall(r'\n    PORT=2222 bash run.sh (.*)\n', text)
+    join, = re.findall(r'\n    python worker.py (.*--worker_hosts=localhost:.*)\n', text)
+    own, = free_ports(1)
+    base = next(port for port in free_ports(100) if own not in range(port, port + 4)
+                and not any(listens(f'localhost:{port + i}') for i in range(4)))
+    for theirs, ours in ('2222', base), ('2307', own):
+        assert f':{theirs} ' in join
+        join = join.replace(f':{theirs} ', f':{ours} ')
+    often = '--log_every_n_steps=20'
+    run = programs.run_sh(FOLDER, *job.split(), often, PORT=base)
+    run.wait_for(STEP)
+    worker = programs.task('worker', *join.split(), often, folder=FOLDER)
+    assert int(worker.wait_for(r'worker 7: joins at step (\d+) of 50000, .*')[1]) > 0
+    worker.wait_for(STEP)
+    worker.send(signal.SIGTERM)
+    worker.ends_well()
+    run.wait_for(r'ps 0: worker 7 leaves, \d+ take part')
+    assert (7, 'joins') in said(run)
+    run.wait_for(STEP, len(run.matches(STEP)) + 1)
+    run.send(signal.SIGTERM)
+    assert run.wait() == 143 and not run.left()
 
 
 def test_a_worker_that_dies_is_counted_out_and_may_come_back(job):

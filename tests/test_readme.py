@@ -9,7 +9,12 @@ import pytest
 
 READMES = sorted([ROOT / 'README.md', *ROOT.glob('[!.]*/README.md')])
 # Flags of other programs that are named in the text.
-OTHERS = {'help', 'logdir', 'map-root-user', 'net', 'user'}
+OTHERS = {'help', 'logdir'}
+# What each folder says whose programs open ports, at the end of the section Run.
+WHO_CAN_REACH = (
+    'listens on all networks of this machine and asks for no password: whoever connects can do '
+    'what your account can do. With `LOCAL_ONLY=1 bash run.sh` nobody else can connect: see [who '
+    'can reach a run](')
 
 
 def text_of(readme):
@@ -35,6 +40,26 @@ def test_flags(readme):
     assert named - known - OTHERS == set()
     if readme.parent == ROOT or (readme.parent / 'run.sh').exists():  # notebooks have no flags
         assert len(named & known) > 3
+
+
+def opens_ports(folder):
+    """Returns whether a folder's programs or notebooks start servers."""
+    return any('.train.Server(' in path.read_text(encoding='utf-8')
+               for kind in ('py', 'ipynb') for path in folder.glob(f'*.{kind}'))
+
+
+def test_who_can_reach_a_run():
+    """Every README of what opens a port says it, or leads to where it is said."""
+    readmes = [path for path in READMES if path.parent != ROOT and opens_ports(path.parent)]
+    assert len(readmes) > 2
+    for readme in [*readmes, *ROOT.glob('Clusters/*/README.md')]:
+        text = text_of(readme)
+        assert re.search(r'\]\([\w./-]*#who-can-reach-a-run\)', text), readme
+        if (readme.parent / 'run.sh').exists():
+            run, = re.findall(r'^## Run\n(.*?)^## ', text, re.DOTALL | re.MULTILINE)
+            assert WHO_CAN_REACH in ' '.join(run.split()), readme
+    for name in 'README.md', 'Distributed-Setup/README.md':
+        assert '\n## Who can reach a run\n' in text_of(ROOT / name), 'where the links lead to'
 
 
 def test_the_model_of_another_problem(programs, tmp_path):
