@@ -72,17 +72,33 @@ def scalars(directory):
     return {run: set(tags['scalars']) for run, tags in board.Runs().items()}
 
 
-def test_run_then_resume(programs, copy, tmp_path):
+def train(programs, copy, *directories):
+    """Starts a run for each of the directories at the same time, and checks them.
+
+    Returns:
+      List of floats, the losses that the last one printed.
+    """
     runs = {directory: start(programs, copy, f'--model_dir={directory}', f'--train_steps={STEPS}',
                              *slow_flags(copy))
-            for directory in ('first', 'beside')}  # at the same time
-    for run in runs.values():
+            for directory in directories}
+    for directory, run in runs.items():
         check(run, copy, STEPS)
         assert all(int(match['local_steps']) > 0 for match in run.matches(DID)), str(run)
         losses = [float(match['loss']) for match in run.matches(STEP)]
         assert losses[-1] < losses[0], str(run)
         assert not run.matches(RESUMES)
         assert {'loss', 'accuracy', 'steps/s', 'test_accuracy'} <= scalars(copy / directory)['.']
+    return losses
+
+
+# With a ps, without one, and with a chief of its own: each has to find free ports.
+@pytest.mark.parametrize('copy', ['HogWild', 'Ring-AllReduce', 'Model-Parallel'], indirect=True)
+def test_two_runs_at_the_same_time(programs, copy):
+    train(programs, copy, 'first', 'beside')
+
+
+def test_run_then_resume(programs, copy, tmp_path):
+    losses = train(programs, copy, 'first')
     end = checkpoints(copy / 'first')[-1]
     assert end >= STEPS
     again = start(programs, copy, '--model_dir=first', f'--train_steps={MORE_STEPS}')
