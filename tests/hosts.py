@@ -13,11 +13,11 @@ import sys
 _SWITCH = ['unshare', '--user', '--map-root-user', '--net', '--mount', '--uts']
 _TRY = """
 ip link add name switch type bridge && ip link add name port type veth peer name eth0 &&
-mount --bind /etc/hostname /etc/hosts && echo try >/proc/sys/kernel/hostname
+mount --bind /etc/hostname /etc/hosts && hostname try
 """
 # $1: what the file hosts says; $2: the shared directory; $3: the name; $4: the address.
 _HOST = """
-mount --bind "$1" /etc/hosts && mount --bind "$2" /mnt && echo "$3" >/proc/sys/kernel/hostname
+mount --bind "$1" /etc/hosts && mount --bind "$2" /mnt && hostname "$3"
 ip link set lo up && echo ready && read -r plugged
 ip address add "$4/24" dev eth0 && ip link set eth0 up && echo ready && exec cat
 """
@@ -25,12 +25,12 @@ ip address add "$4/24" dev eth0 && ip link set eth0 up && echo ready && exec cat
 
 def missing():
     """Returns what keeps hosts from being made here; the empty string if nothing does."""
-    for tool in 'unshare', 'nsenter', 'ip':
+    for tool in 'unshare', 'nsenter', 'ip', 'hostname':
         if not shutil.which(tool):
             return f'there is no {tool}'
     tried = subprocess.run([*_SWITCH, 'sh', '-ec', _TRY], stdout=subprocess.DEVNULL, timeout=30,
                            stderr=subprocess.PIPE, universal_newlines=True, check=False)
-    return tried.stderr.strip() and f'namespaces cannot be made: {tried.stderr.strip()}'
+    return f'namespaces cannot be made: {tried.stderr.strip()}' if tried.returncode else ''
 
 
 class Hosts:

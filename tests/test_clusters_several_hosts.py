@@ -127,6 +127,9 @@ def test_without_a_shared_directory(run):
 def test_the_firewall(run, programs):
     if not shutil.which('nft'):
         pytest.skip('there is no nft (package nftables)')
+    if subprocess.run(run.hosts.on('alpha', ['nft', 'list', 'ruleset'], ROOT), timeout=30,
+                      stderr=subprocess.DEVNULL, check=False).returncode:
+        pytest.skip('this kernel has no nftables')
     servers = [programs.start(run.hosts.on('alpha', [sys.executable, '-m', 'http.server', port],
                                            programs.directory)) for port in ('2222', '2223')]
     names = ['alpha', 'beta', 'gamma', 'stranger']
