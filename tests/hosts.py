@@ -71,7 +71,8 @@ class Hosts:
             holder.stdout.close()
 
     def _make(self):
-        self._write_names()
+        self._names.write_text('127.0.0.1 localhost\n' + ''.join(
+            f'{address} {name}\n' for name, address in self.addresses.items()), encoding='utf-8')
         self._hold('', [*_SWITCH, 'sh', '-c', 'echo ready && exec cat'])
         self._on_switch('ip', 'link', 'add', 'name', 'switch', 'type', 'bridge')
         self._on_switch('ip', 'link', 'set', 'switch', 'up')
@@ -85,15 +86,6 @@ class Hosts:
                             'peer', 'name', 'eth0', 'netns', str(self._holders[name].pid))
             self._on_switch('ip', 'link', 'set', f'port{i}', 'master', 'switch', 'up')
             self._answer(name, 'plugged\n')
-
-    def _write_names(self):
-        self._names.write_text('127.0.0.1 localhost\n' + ''.join(
-            f'{address} {name}\n' for name, address in self.addresses.items()), encoding='utf-8')
-
-    def rename(self, name, address):
-        """Lets a name lead to another address from now on, as where pods come and go."""
-        self.addresses[name] = address
-        self._write_names()
 
     def _hold(self, name, command):
         """Starts the process that keeps namespaces, and waits until it has made them."""

@@ -205,7 +205,8 @@ def test_the_pods_train(programs, name):
             task.ends_well()
     did = [match for task in tasks for match in task.matches(DID)]
     assert sorted(match['name'] for match in did) == ['worker 0', 'worker 1']
-    assert all(int(match['local_steps']) > 0 for match in did)
+    # Together: one that comes late may find nothing left to do.
+    assert 200 <= sum(int(match['local_steps']) for match in did) <= 200 + len(did)
     test, = [match for task in tasks for match in task.matches(TEST)]
     assert float(test['accuracy']) > 0.5
     example = re.search(r'-(\w+)\.yaml', name).group(1)

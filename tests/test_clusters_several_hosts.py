@@ -70,7 +70,8 @@ def test_the_commands_then_again(run):
         assert run.hosts.reaches('stranger', f'{name}:2222'), 'as the README says'
     for task in tasks:
         task.ends_well()
-    assert all(int(task.wait_for(DID)['local_steps']) > 0 for task in (chief, worker))
+    # Together: one that comes late may find nothing left to do.
+    assert 300 <= sum(int(task.wait_for(DID)['local_steps']) for task in (chief, worker)) <= 302
     assert float(chief.wait_for(TEST)['accuracy']) > 0.5
     end = checkpoints(run.hosts.shared['beta'] / 'model')[-1]
     assert end >= 300
@@ -84,7 +85,7 @@ def test_the_commands_then_again(run):
 
 def test_hosts_that_die_and_come_back(run):
     ps, chief, worker = run.start_all('--train_steps=1000', '--save_checkpoint_secs=1',
-                                      '--straggler=0:0.01,1:0.01')
+                                      '--straggler=0:0.02,1:0.02')
 
     def dies(name, task):
         """The network first: so nobody hears that the task ends."""
@@ -96,7 +97,7 @@ def test_hosts_that_die_and_come_back(run):
     chief.wait_for(STEP, len(steps(chief)) + 5)
     run.hosts.plug('gamma')
     before = steps(chief)[-1]
-    worker = run.start('gamma', MORE, '--train_steps=1000', '--straggler=1:0.01')
+    worker = run.start('gamma', MORE, '--train_steps=1000', '--straggler=1:0.02')
     assert int(worker.wait_for(BEGINS)['step']) >= before
     assert steps(chief) == sorted(steps(chief)), 'nothing was undone'
 
