@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import urllib.request
+import uuid
 import zipfile
 import zlib
 
@@ -93,7 +94,7 @@ def write(directory, num_files):
 def main(_):
     directory = model.records_dir()
     if not os.path.isdir(directory):
-        part = f'{directory}.{os.getpid()}'
+        part = f'{directory}.{uuid.uuid4().hex}'  # processes of different hosts may share an id
         try:
             write(part, FLAGS.num_files)
             os.rename(part, directory)  # so they are there as a whole or not at all

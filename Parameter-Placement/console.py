@@ -104,12 +104,26 @@ def check_model_dir(model_dir):
 
 
 class Saver(tf.train.Saver):
-    """A `tf.train.Saver` that says when it restores, and fails to in one line."""
+    """A `tf.train.Saver` that says when it restores, and fails in one line."""
 
     def __init__(self, name, **kwargs):
         """See `tf.train.Saver`; `name` is who is speaking, such as 'worker 0'; None: nobody."""
         super().__init__(**kwargs)
         self._name = name
+
+    def save(self, sess, save_path, *args, **kwargs):
+        """See `tf.train.Saver`.
+
+        Raises:
+          SystemExit: if the checkpoint cannot be written where the parameters are.
+        """
+        try:
+            return super().save(sess, save_path, *args, **kwargs)
+        except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError,
+                tf.errors.ResourceExhaustedError) as error:
+            sys.exit(f'The checkpoint {save_path} cannot be written '
+                     f'({" ".join(error.message.split())[:200]}). --model_dir has to be a '
+                     'directory that all tasks see, and can write to.')
 
     def restore(self, sess, save_path):
         """See `tf.train.Saver`.

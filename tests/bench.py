@@ -28,7 +28,8 @@ import psutil
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TIME_LIMIT = 120  # seconds for one run
-FOREIGN = {'PS', 'WORKERS', 'PORT', 'LOCAL_ONLY', 'MODE'}  # a shell may have set these, and run.sh reads them
+# A shell may have set these, and run.sh reads them.
+FOREIGN = {'PS', 'WORKERS', 'PORT', 'LOCAL_ONLY', 'MODE'}
 DID = re.compile(r'[\w ]+: did (\d+) local steps, .*?(\d+) steps/s')
 RATE = 'steps/s in all'
 BARE = 'bare limit, ' + RATE

@@ -1,0 +1,226 @@
+"""Clusters/kubernetes: the manifests are right, and what they start trains.
+
+There is no Kubernetes here. Each pod is a host of its own (a network namespace), with the names and
+the environment that Kubernetes and the training operator would give it.
+"""
+
+import copy
+import json
+import os
+import re
+import sys
+
+from conftest import ROOT
+import hosts
+import jsonschema
+from kubernetes_schema import KINDS
+from processes import checkpoints, DID, EVALUATED, EXPORTED, PREPARED, TEST
+import pytest
+import yaml
+
+FOLDER = ROOT / 'Clusters' / 'kubernetes'
+JOBS = sorted(path.name for path in FOLDER.glob('*job-*.yaml'))
+PATH = os.pathsep.join([os.path.dirname(sys.executable), os.environ['PATH']])
+PORT = 2222
+
+
+def load(name):
+    """Returns the resources of a manifest, a list of dicts."""
+    return list(yaml.safe_load_all((FOLDER / name).read_text(encoding='utf-8')))
+
+
+def check(manifest):
+    """Raises `jsonschema.ValidationError` for what a server would refuse, or drop."""
+    schema = KINDS[manifest['kind']]
+    jsonschema.Draft7Validator.check_schema(schema)
+    jsonschema.Draft7Validator(schema).validate(manifest)
+
+
+def of_kind(resources, kind):
+    return [resource for resource in resources if resource['kind'] == kind]
+
+
+class Pod:
+    """A pod that a manifest asks for.
+
+    Attributes:
+      name: string, by which the others know it.
+      env: dict, what Kubernetes or the operator adds to the environment.
+      spec: dict, as in the manifest.
+      labels: dict.
+    """
+
+    def __init__(self, name, env, template):
+        self.name, self.env = name, env
+        self.spec, self.labels = template['spec'], template['metadata']['labels']
+
+
+def pods(resources):
+    """Returns the pods that a manifest's jobs make, a list of `Pod`."""
+    made = []
+    for job in of_kind(resources, 'TFJob'):
+        name, replicas = job['metadata']['name'], job['spec']['tfReplicaSpecs']
+        cluster = {kind.lower(): [f'{name}-{kind.lower()}-{i}.default.svc:{PORT}'
+                                  for i in range(spec['replicas'])]
+                   for kind, spec in replicas.items()}
+        for kind, spec in replicas.items():
+            for i, address in enumerate(cluster[kind.lower()]):
+                config = {'cluster': cluster, 'task': {'type': kind.lower(), 'index': i},
+                          'environment': 'cloud'}
+                made.append(Pod(address.partition(':')[0], {'TF_CONFIG': json.dumps(config)},
+                                spec['template']))
+    for job in of_kind(resources, 'Job'):
+        name, spec = job['metadata']['name'], job['spec']
+        domain = spec['template']['spec']['subdomain']
+        made += [Pod(f'{name}-{i}.{domain}', {'JOB_COMPLETION_INDEX': str(i)}, spec['template'])
+                 for i in range(spec['completions'])]
+    return made
+
+
+def test_all_are_looked_at():
+    examples = {name.partition('job-')[2] for name in JOBS}
+    assert len(JOBS) == 2 * len(examples) == len(list(FOLDER.glob('*.yaml'))) - 1
+
+
+@pytest.mark.parametrize('name', sorted(path.name for path in FOLDER.glob('*.yaml')))
+def test_each_is_valid(name):
+    for manifest in load(name):
+        check(manifest)
+
+
+def _set(*path, value):
+    def change(manifest):
+        *parents, last = path
+        for key in parents:
+            manifest = manifest[key]
+        manifest[last] = value
+    return change
+
+
+def _rename(*path, to):
+    def change(manifest):
+        *parents, last = path
+        for key in parents:
+            manifest = manifest[key]
+        manifest[to] = manifest.pop(last)
+    return change
+
+
+REPLICAS = 'spec', 'tfReplicaSpecs'
+PS_POD = *REPLICAS, 'PS', 'template', 'spec'
+
+
+@pytest.mark.parametrize('name, change', [
+    ('tfjob-hogwild.yaml', _set('spec', 'cleanPodPolicy', value='None')),  # belongs to runPolicy
+    ('tfjob-hogwild.yaml', _set('spec', 'successPolicy', value='AllWorker')),
+    ('tfjob-hogwild.yaml', _set(*REPLICAS, 'PS', 'replicas', value='1')),
+    ('tfjob-hogwild.yaml', _rename(*REPLICAS, 'PS', 'replicas', to='replica')),
+    ('tfjob-hogwild.yaml', _rename(*PS_POD, 'containers', 0, 'workingDir', to='workdir')),
+    # What the operator's own schema lets pass:
+    ('tfjob-hogwild.yaml', _rename(*REPLICAS, 'Worker', to='Workers')),
+    ('tfjob-hogwild.yaml', _set(*REPLICAS, 'PS', 'restartPolicy', value='OnError')),
+    ('tfjob-hogwild.yaml', _set(*PS_POD, 'containers', 0, 'name', value='tensor-flow')),
+    ('job-hogwild.yaml', _set('spec', 'completionMode', value='indexed')),
+    ('job-hogwild.yaml', _rename('spec', 'template', 'spec', 'subdomain', to='subDomain')),
+    ('job-hogwild.yaml', _set('spec', 'template', 'spec', 'restartPolicy', value='Always')),
+])
+def test_mistakes_are_found(name, change):
+    manifest = copy.deepcopy(load(name)[0])
+    check(manifest)
+    change(manifest)
+    with pytest.raises(jsonschema.ValidationError):
+        check(manifest)
+
+
+@pytest.mark.parametrize('name', JOBS)
+def test_the_parts_fit_together(name):
+    """Names and labels that one resource takes from another, and from the image."""
+    resources = load(name)
+    claim, = load('model-dir.yaml')
+    policy, = of_kind(resources, 'NetworkPolicy')
+    image = (FOLDER / 'Dockerfile').read_text(encoding='utf-8')
+    copied = re.findall(r'^COPY (\S+) /examples/(\S*)$', image, re.MULTILINE)
+    assert all((ROOT / source).exists() for source, _ in copied)
+    folders = [f'/examples/{target}' for source, target in copied if source == target]
+    tag, = re.findall(r'docker build -t (\S+)', image)
+    made = pods(resources)
+    for pod in made:
+        assert policy['spec']['podSelector']['matchLabels'].items() <= pod.labels.items()
+        assert {volume['name']: volume['persistentVolumeClaim']['claimName']
+                for volume in pod.spec['volumes']} == {'models': claim['metadata']['name']}
+        for container in pod.spec['containers'] + pod.spec.get('initContainers', []):
+            assert container['image'] == tag
+            assert container['workingDir'] in folders
+            assert [mount['name'] for mount in container['volumeMounts']] == ['models']
+            assert all(port['containerPort'] == PORT for port in container.get('ports', []))
+    ingress, = policy['spec']['ingress']
+    assert ingress['from'] == [{'podSelector': policy['spec']['podSelector']}]
+    assert [port['port'] for port in ingress['ports']] == [PORT]
+    assert policy['spec']['policyTypes'] == ['Ingress']
+    for job in of_kind(resources, 'Job'):
+        service, = of_kind(resources, 'Service')
+        names = {job['metadata']['name'], service['metadata']['name'],
+                 job['spec']['template']['spec']['subdomain']}
+        assert len(names) == 1
+        assert service['spec']['selector'].items() <= made[0].labels.items()
+        assert service['spec']['clusterIP'] == 'None', 'headless'
+        assert service['spec']['publishNotReadyAddresses']
+        assert [port['port'] for port in service['spec']['ports']] == [PORT]
+        assert job['spec']['completions'] == job['spec']['parallelism'] == len(made)
+
+
+class Pods:
+    """Pods on hosts of their own, with the manifest's directories."""
+
+    def __init__(self, programs, made):
+        self._programs = programs
+        self.made = {pod.name: pod for pod in made}
+        self.hosts = hosts.Hosts(programs.directory, list(self.made))
+
+    def start(self, name, *flags, kind='containers'):
+        """Starts a pod's container; `flags` go to programs that train. Returns a `Program`."""
+        pod = self.made[name]
+        container, = pod.spec[kind]
+        cwd = ROOT / container['workingDir'].replace('/examples/', '', 1)
+        args = container.get('args', [])
+        command = container['command'] + args + (list(flags) if args else [])
+        return self._programs.start(self.hosts.on(name, command, cwd), cwd,
+                                    dict(pod.env, PATH=PATH))
+
+
+@pytest.mark.parametrize('name', JOBS)
+def test_the_pods_train(programs, name):
+    """With the manifest's own commands and arguments, but fewer steps."""
+    reason = hosts.missing()
+    if reason:
+        pytest.skip(reason)
+    run = Pods(programs, pods(load(name)))
+    with run.hosts:
+        prepare = [run.start(pod.name, kind='initContainers') for pod in run.made.values()
+                   if 'initContainers' in pod.spec]
+        for task in prepare:  # at the same time
+            task.ends_well()
+            task.wait_for(PREPARED)
+        tasks = [run.start(pod, '--train_steps=200') for pod in run.made]
+        for task in tasks:
+            task.ends_well()
+    did = [match for task in tasks for match in task.matches(DID)]
+    assert sorted(match['name'] for match in did) == ['worker 0', 'worker 1']
+    # Together: one that comes late may find nothing left to do.
+    assert 200 <= sum(int(match['local_steps']) for match in did) <= 200 + len(did)
+    test, = [match for task in tasks for match in task.matches(TEST)]
+    assert float(test['accuracy']) > 0.5
+    example = re.search(r'-(\w+)\.yaml', name).group(1)
+    model_dir = run.hosts.shared[list(run.made)[0]] / example
+    assert checkpoints(model_dir)[-1] >= 200
+    if example == 'mnist':
+        assert tasks[-1].matches(EVALUATED) and tasks[-1].matches(EXPORTED)
+
+
+def test_a_pod_beyond_the_tasks(programs):
+    """It says so, and not that it is a worker."""
+    job, = of_kind(load('job-hogwild.yaml'), 'Job')
+    container, = job['spec']['template']['spec']['containers']
+    run = programs.start(container['command'], cwd=ROOT / 'HogWild',
+                         env={'PATH': PATH, 'JOB_COMPLETION_INDEX': '3'})
+    run.fails('JOB_COMPLETION_INDEX is "3", and there are 3 pods')

@@ -1,0 +1,152 @@
+"""Clusters/several-hosts: its commands, each on a host with its own address and its own files."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+from conftest import ROOT
+import hosts
+from processes import BEGINS, checkpoints, DID, RESUMES, STEP, TEST, WAITS, wait_until
+import pytest
+
+FOLDER = ROOT / 'Clusters' / 'several-hosts'
+README = (FOLDER / 'README.md').read_text(encoding='utf-8')
+PATH = os.pathsep.join([os.path.dirname(sys.executable), os.environ['PATH']])
+MORE = '--log_every_n_steps=10'
+
+
+class Run:
+    """The hosts of the README, and the commands that it gives for them.
+
+    Attributes:
+      hosts: `Hosts`: those of the README, and `stranger`.
+    """
+
+    def __init__(self, programs, share=True):
+        self._addresses, = re.findall(r'^    (hosts=".*")$', README, re.MULTILINE)
+        self._commands = dict(re.findall(r'^    (\w+)\$ +(python .*)$', README, re.MULTILINE))
+        self._programs = programs
+        self.hosts = hosts.Hosts(programs.directory, [*self._commands, 'stranger'], share)
+        for name in self._commands:
+            shutil.copytree(str(ROOT / 'HogWild'), str(programs.directory / name / 'HogWild'),
+                            ignore=shutil.ignore_patterns('__pycache__'))
+
+    def start(self, name, *flags):
+        """Types the README's command on a host; returns a `Program`."""
+        cwd = self._programs.directory / name / 'HogWild'
+        command = ' '.join([self._addresses, '&& exec', self._commands[name], *flags])
+        return self._programs.start(self.hosts.on(name, ['bash', '-c', command], cwd), cwd,
+                                    {'PATH': PATH})
+
+    def start_all(self, *flags):
+        """Starts the ps and both workers, these with `flags` more; returns them."""
+        ps, *workers = self._commands
+        return [self.start(ps)] + [self.start(worker, MORE, *flags) for worker in workers]
+
+
+@pytest.fixture
+def run(request, programs):
+    """A `Run`; a test may say in a parameter whether its hosts share a directory."""
+    reason = hosts.missing()
+    if reason:
+        pytest.skip(reason)
+    made = Run(programs, getattr(request, 'param', True))
+    with made.hosts:
+        yield made
+
+
+def steps(task):
+    return [int(match['step']) for match in task.matches(STEP)]
+
+
+def test_the_commands_then_again(run):
+    """Each host has a copy of its own; the model directory is all that they share."""
+    tasks = run.start_all('--train_steps=300')
+    chief, worker = tasks[1:]
+    chief.wait_for(BEGINS)
+    for name in 'alpha', 'beta', 'gamma':
+        assert run.hosts.reaches('stranger', f'{name}:2222'), 'as the README says'
+    for task in tasks:
+        task.ends_well()
+    # Together: one that comes late may find nothing left to do.
+    assert 300 <= sum(int(task.wait_for(DID)['local_steps']) for task in (chief, worker)) <= 302
+    assert float(chief.wait_for(TEST)['accuracy']) > 0.5
+    end = checkpoints(run.hosts.shared['beta'] / 'model')[-1]
+    assert end >= 300
+    tasks = run.start_all('--train_steps=400')
+    for task in tasks:
+        task.ends_well()
+    resumed = tasks[1].wait_for(RESUMES)
+    assert (int(resumed['step']), resumed['path']) == (end, f'/mnt/model/model.ckpt-{end}')
+    assert int(tasks[1].wait_for(TEST)['step']) >= 400
+
+
+def test_hosts_that_die_and_come_back(run):
+    ps, chief, worker = run.start_all('--train_steps=1000', '--save_checkpoint_secs=1',
+                                      '--straggler=0:0.02,1:0.02')
+
+    def dies(name, task):
+        """The network first: so nobody hears that the task ends."""
+        run.hosts.plug(name, 'down')
+        task.kill()
+
+    worker.wait_for(STEP, 3)
+    dies('gamma', worker)
+    chief.wait_for(STEP, len(steps(chief)) + 5)
+    run.hosts.plug('gamma')
+    before = steps(chief)[-1]
+    worker = run.start('gamma', MORE, '--train_steps=1000', '--straggler=1:0.02')
+    assert int(worker.wait_for(BEGINS)['step']) >= before
+    assert steps(chief) == sorted(steps(chief)), 'nothing was undone'
+
+    model_dir = run.hosts.shared['alpha'] / 'model'
+    saved = checkpoints(model_dir)[-1]
+    assert saved > 0
+    worker.wait_for(STEP)
+    dies('alpha', ps)
+    for task in chief, worker:
+        assert 'ps 0 at alpha:2222 does not answer' in task.wait_for(WAITS).group()
+    run.hosts.plug('alpha')
+    ps = run.start('alpha')
+    for task in worker, chief, ps:
+        task.ends_well()
+    assert int(chief.wait_for(RESUMES)['step']) >= saved
+    assert int(chief.wait_for(TEST)['step']) >= 1000
+    assert int(worker.wait_for(DID)['local_steps']) > 0
+
+
+@pytest.mark.parametrize('run', [False], indirect=True)
+def test_without_a_shared_directory(run):
+    ps, chief, worker = run.start_all()
+    chief.fails(r'checkpoint /mnt/model/\S+ cannot be written .* a directory that all tasks see')
+    for task in ps, worker:
+        task.kill()
+
+
+def test_the_firewall(run, programs):
+    if not shutil.which('nft'):
+        pytest.skip('there is no nft (package nftables)')
+    if subprocess.run(run.hosts.on('alpha', ['nft', 'list', 'ruleset'], ROOT), timeout=30,
+                      stderr=subprocess.DEVNULL, check=False).returncode:
+        pytest.skip('this kernel has no nftables')
+    servers = [programs.start(run.hosts.on('alpha', [sys.executable, '-m', 'http.server', port],
+                                           programs.directory)) for port in ('2222', '2223')]
+    names = ['alpha', 'beta', 'gamma', 'stranger']
+
+    def reach(port):
+        return [name for name in names if run.hosts.reaches(name, f'alpha:{port}')]
+
+    for port in 2222, 2223:
+        wait_until(lambda port=port: reach(port) == names, 'does not listen:', *servers)
+    command, = re.findall(r'^    (nft .*)$', README, re.MULTILINE)
+    rules = (FOLDER / 'firewall.nft').read_text(encoding='utf-8')
+    for left_out in '', ', gamma':  # the second time other hosts, and the first ones are forgotten
+        (programs.directory / 'firewall.nft').write_text(rules.replace(left_out, ''))
+        subprocess.run(run.hosts.on('alpha', command.split(), programs.directory), check=True,
+                       timeout=30)
+        assert reach(2222) == [name for name in names[:-1] if name not in left_out]
+    assert reach(2223) == names, 'other ports stay as they are'
+    for server in servers:
+        server.kill()
