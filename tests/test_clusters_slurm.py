@@ -14,8 +14,10 @@ import psutil
 import pytest
 
 FOLDER = ROOT / 'Clusters' / 'slurm'
-COMMANDS = re.findall(r'^    (sbatch .+)$', (FOLDER / 'README.md').read_text(encoding='utf-8'),
-                      re.MULTILINE)
+TRAIN, TRAIN_WITH_CHECKPOINTS, REQUEUE, START_NOW, CANCEL = re.findall(
+    r'^    ((?:sbatch|scontrol|scancel) .+)$', (FOLDER / 'README.md').read_text(encoding='utf-8'),
+    re.MULTILINE)
+PATH = os.pathsep.join([os.environ['PATH'], '/usr/sbin', '/sbin'])  # where daemons are
 # As text, n10 comes before n9.
 NODES = {name: f'10.25.0.{name[1:]}' for name in ('n9', 'n10', 'n11')}
 CONFIGURATION = """
@@ -73,7 +75,7 @@ class Slurm:
                   'CPUs=2' for i, (name, address) in enumerate(NODES.items())]
         lines += ['PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP', '']
         (directory / 'slurm.conf').write_text('\n'.join(lines), encoding='utf-8')
-        self._env = {'SLURM_CONF': str(directory / 'slurm.conf')}
+        self._env = {'SLURM_CONF': str(directory / 'slurm.conf'), 'PATH': PATH}
         self.daemons = Program(
             ['setpriv', '--pdeathsig', 'KILL', 'unshare', '--net', '--mount', '--pid', '--fork',
              '--mount-proc', '--kill-child', 'bash', '-c', INIT, 'init',
@@ -104,9 +106,8 @@ def missing():
     """Returns what this machine lacks, a sentence; the empty string if nothing."""
     if sys.platform != 'linux':
         return 'network namespaces are of Linux'
-    path = os.pathsep.join([os.environ['PATH'], '/usr/sbin', '/sbin'])
     programs = ['slurmctld', 'slurmd', 'munged', 'srun', 'ip', 'unshare', 'nsenter', 'setpriv']
-    absent = [name for name in programs if not shutil.which(name, path=path)]
+    absent = [name for name in programs if not shutil.which(name, path=PATH)]
     if absent:
         return f'there is no {", ".join(absent)} (Debian: slurmctld slurmd slurm-client munge)'
     if os.geteuid():
@@ -122,7 +123,6 @@ def slurm(tmp_path_factory):
     lack = missing()
     if lack:
         pytest.skip(lack)
-    os.environ['PATH'] += os.pathsep + os.pathsep.join(['/usr/sbin', '/sbin'])
     started = Slurm(tmp_path_factory.mktemp('slurm'))
     try:
         wait_until(started.is_up, 'Slurm does not start:', started.daemons)
@@ -136,7 +136,7 @@ class Job:
 
     Attributes:
       id: string.
-      lines: `Program` of which the output is that of the job.
+      program: `Program` that submitted it; the job's processes have its mark.
     """
 
     def __init__(self, slurm, programs, project, command, **env):
@@ -145,6 +145,10 @@ class Job:
         self.program = programs.start(cwd=project, **slurm.command(['bash', '-c', command], **env))
         self.program.ends_well()
         self.id = self.program.wait_for(r'Submitted batch job (\d+)')[1]
+
+    def control(self, command):
+        """Runs a command of the README for this job; returns what it prints."""
+        return self._slurm.ask(*command.replace('JOB', self.id).split())
 
     @property
     def fields(self):
@@ -190,7 +194,7 @@ def project(tmp_path):
 
 
 def test_command_of_the_readme(slurm, programs, project):
-    job = Job(slurm, programs, project, COMMANDS[0])
+    job = Job(slurm, programs, project, TRAIN)
     job.ends('COMPLETED')
     assert len(job.matches(BEGINS)) == 2
     assert len(job.matches(DID)) == 2
@@ -200,14 +204,14 @@ def test_command_of_the_readme(slurm, programs, project):
 
 def test_requeue_and_cancel(slurm, programs, project):
     """Started again, the job goes on from its checkpoint. Cancelled, it leaves nothing."""
-    job = Job(slurm, programs, project, COMMANDS[1])
+    job = Job(slurm, programs, project, TRAIN_WITH_CHECKPOINTS)
     job.wait_for(BEGINS, 2)
     wait_until(lambda: any(checkpoints(project / 'model')) or job.is_over(), 'saves nothing:', job)
-    assert slurm.ask('scontrol', 'requeue', job.id) == ''
+    assert job.control(REQUEUE) == ''
     wait_until(lambda: job.fields['JobState'] == 'PENDING', 'is not queued again:', job)
     saved = checkpoints(project / 'model')[-1]
     assert saved > 0
-    slurm.ask('scontrol', 'update', f'JobId={job.id}', 'StartTime=now')
+    assert job.control(START_NOW) == ''
     assert int(job.wait_for(RESUMES)['step']) == saved
     job.wait_for(BEGINS, 4)
     assert all(int(begins['step']) >= saved for begins in job.matches(BEGINS)[2:])
@@ -215,7 +219,7 @@ def test_requeue_and_cancel(slurm, programs, project):
     assert int(job.wait_for(STEP, steps + 1)['step']) > saved
     assert job.fields['Restarts'] == '1'
     assert len(tasks_of(job)) == 3
-    slurm.ask('scancel', job.id)
+    assert job.control(CANCEL) == ''
     job.ends('CANCELLED')
 
 
