@@ -7,9 +7,11 @@ from conftest import ROOT
 from processes import DID, TEST
 import pytest
 
-READMES = sorted([ROOT / 'README.md', *ROOT.glob('[!.]*/README.md')])
-# Flags of other programs that are named in the text.
-OTHERS = {'help', 'logdir'}
+CLUSTERS = sorted(ROOT.glob('Clusters/*/README.md'))
+READMES = sorted([ROOT / 'README.md', *ROOT.glob('[!.]*/README.md'), *CLUSTERS])
+# Flags of other programs that are named in the text: of TensorBoard, and of Slurm and Spark.
+OTHERS = {'help', 'logdir', 'ntasks', 'nodes', 'ntasks-per-node', 'cpus-per-task', 'time',
+          'partition', 'exclusive', 'conf'}
 # What each folder says whose programs open ports, at the end of the section Run.
 WHO_CAN_REACH = (
     'listens on all networks of this machine and asks for no password: whoever connects can do '
@@ -32,9 +34,10 @@ def test_links(readme):
 @pytest.mark.parametrize('readme', READMES, ids=lambda path: path.parent.name)
 def test_flags(readme):
     """Each flag in the text is a flag of a program."""
-    folders = '[!.]*' if readme.parent == ROOT else readme.parent.name
+    is_example = (readme.parent / 'model.py').exists()
+    folders = [readme.parent.name] if is_example else ['[!.]*', 'Clusters/*']
     code = ''.join(path.read_text(encoding='utf-8')
-                   for folder in (folders, 'tests') for path in ROOT.glob(f'{folder}/*.py'))
+                   for folder in [*folders, 'tests'] for path in ROOT.glob(f'{folder}/*.py'))
     known = set(re.findall(r"(?:DEFINE_\w+\(\s*'|add_argument\('--)([\w-]+)'", code))
     named = set(re.findall(r'(?<![\w-])--(?:no(?=use_))?([a-z][\w-]*)', text_of(readme)))
     assert named - known - OTHERS == set()
@@ -52,7 +55,7 @@ def test_who_can_reach_a_run():
     """Every README of what opens a port says it, or leads to where it is said."""
     readmes = [path for path in READMES if path.parent != ROOT and opens_ports(path.parent)]
     assert len(readmes) > 2
-    for readme in [*readmes, *ROOT.glob('Clusters/*/README.md')]:
+    for readme in [*readmes, *CLUSTERS]:
         text = text_of(readme)
         assert re.search(r'\]\([\w./-]*#who-can-reach-a-run\)', text), readme
         if (readme.parent / 'run.sh').exists():
