@@ -95,13 +95,13 @@ class Plan:
     def for_the_table(self, seed):
         """Returns the jobs of one seed."""
         return [self._bare('table', seed),
-                *(self._job('table', example, seed) for example in self._found),
-                *(self._job('straggler', example, seed, straggler=DELAY) for example in self._free
-                  if 'straggler' in example.flags)]
+                *(self._job('table', example, seed) for example in self._found)]
 
     def for_the_pictures(self):
         """Returns the jobs that need no second seed."""
         return [*(self._job('trace', example) for example in self._found),
+                *(self._job('straggler', example, straggler=DELAY) for example in self._free
+                  if 'straggler' in example.flags),
                 *(self._job('window', example, window=window) for example in self._free
                   if example.window > 1 for window in WINDOWS),
                 *(self._job('workers', example, workers=workers) for example in self._free
@@ -117,8 +117,9 @@ class Plan:
 
 def cost(each, rows):
     """Returns about how many seconds a `Job` takes, from what the `rows` so far tell."""
-    rates = [float(row['steps_per_s']) for row in rows
-             if row['folder'] == each.folder and row['steps_per_s']]
+    rates = [float(row['steps_per_s']) for row in rows  # without what is added below
+             if row['folder'] == each.folder and row['steps_per_s']
+             and row['round_trip'] == '' and row['straggler'] == '0']
     rate = rates[-1] if rates else min(700 * each.window ** 0.5, 4000)
     delays = each.straggler * each.local_steps / 2
     delays += (each.round_trip or 0) / 1000 * each.local_steps / each.window
@@ -354,11 +355,13 @@ class Comparison:
                       *(plan.for_the_table(seed) for seed in range(2, MOST_SEEDS + 1))]
         form = '{percentage:3.0f}% |{bar:30}| {elapsed}, {remaining} left: {desc}'
         with tqdm.tqdm(total=0, bar_format=form, dynamic_ncols=True) as bar:
-            rounds = self.affordable(rounds, options.minutes * 60)
-            while rounds:
-                bar.total = bar.n + sum(map(self.estimate, rounds))
-                self.do(rounds[0], bar)
-                rounds = self.affordable([[], *rounds[1:]], options.minutes * 60)[1:]
+            while True:
+                chosen = self.affordable(rounds, options.minutes * 60)  # knows more each time
+                left = [jobs for jobs in chosen if self.left(jobs)]
+                if not left:
+                    break
+                bar.total = bar.n + sum(map(self.estimate, left))
+                self.do(left[0], bar)
 
 
 def parse(argv):

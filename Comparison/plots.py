@@ -18,8 +18,8 @@ import scaling
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt  # noqa: E402
 
-COLOURS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000']
-MARKERS = 'os^Dv<>'
+COLOURS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000', '#882255']
+MARKERS = 'os^Dv<>P'
 GREY = '#999999'
 REFERENCE = 'Non-Distributed-Setup'
 STYLE = {'figure.dpi': 100, 'savefig.dpi': 110, 'font.size': 9, 'axes.spines.top': False,
@@ -86,11 +86,11 @@ def accuracy(rows):
                                markersize=3.5, markevery=10)
             panel.set_ylim(0.7, 1)
         _logarithmic(panels[0], 'x')
-        panels[0].set_xlim(left=0.03)
         panels[1].set_xlim(left=0)
         panels[0].set_title(group)
         panels[0].set_ylabel('test accuracy')
         panels[1].legend(loc='lower right')
+    axes[-1][0].set_xlim(0.03, max(report.curve(row)[1][-1] for row in rows if row['curve']))
     axes[-1][0].set_xlabel('seconds since training began')
     axes[-1][1].set_xlabel('local steps of all workers')
     return figure
@@ -119,7 +119,7 @@ def overview(rows):
                            color=group_colours[summary.example.group])
         panel.set_title(title)
         if logarithmic:
-            _logarithmic(panel, 'x', (1, 3))
+            _logarithmic(panel, 'x', (1, 2, 5) if figure_name == 'seconds_to_95' else (1, 3))
         panel.tick_params(axis='y', length=0)
     lowest = min(each.accuracy for each in found if each.accuracy is not None)
     axes[0].set_xlim(max(0.8, lowest - 0.01), 1)

@@ -1,5 +1,6 @@
 """The comparison: what it reads from a run, that it resumes, its table and its cost model."""
 
+import collections
 import json
 import math
 import re
@@ -110,7 +111,7 @@ def test_all_folders_are_compared():
     plan = compare.Plan(examples(), 1000)
     for jobs in plan.quick(), plan.for_the_table(1):
         assert {job.folder for job in jobs} == {BARE, *names}
-    stragglers = {job.folder for job in plan.for_the_table(1) if job.experiment == 'straggler'}
+    stragglers = {job.folder for job in plan.for_the_pictures() if job.experiment == 'straggler'}
     assert {'HogWild', 'Ring-AllReduce', *PAIR} < stragglers
 
 
@@ -272,21 +273,42 @@ def test_seeds_that_there_is_time_for(tmp_path):
     """A round is estimated at what its runs took before; what failed is to be tried again."""
     plan = compare.Plan([Example('HogWild')], 7000)
     jobs = [plan.for_the_table(seed) for seed in range(1, 4)]
-    hog, bare = compare.Job('table', 'HogWild', 2, 1, 0, '', 1, 7000), jobs[0][0]
+    bare, hog = jobs[0]
     made = [a_row(**hog._asdict(), seconds=40, steps_per_s=700),
-            a_row(**bare._asdict(), seconds=10, steps_per_s=7000),
-            a_row('HogWild', 'straggler', failed='status 1', seconds=9)]
+            a_row('HogWild', 'straggler', straggler=0.005, seconds=9, steps_per_s=200),
+            a_row('HogWild', 'latency', round_trip=20, seconds=1, steps_per_s=30),
+            a_row(**bare._asdict(), failed='status 1', seconds=10)]
     for row in made:
         row['machine'] = compare.machine()
     compare.write(tmp_path / 'results.csv', made)
     comparison = compare.Comparison(tmp_path)
-    assert len(comparison.rows) == 2
-    assert [job.experiment for job in comparison.left(jobs[0])] == ['straggler']
-    # 5 s and 10 s for HogWild, 3 s and 1 s for the bare limit; with a straggler 5 s, 2 s and 3.5 s.
-    assert comparison.estimate(jobs[1]) == pytest.approx(15 + 4 + 10.5)
+    assert len(comparison.rows) == 3
+    assert comparison.left(jobs[0]) == [bare]
+    # 5 s and 10 s for HogWild; 3 s and 10 s for the bare limit, of which nothing is known yet.
+    assert comparison.estimate(jobs[1]) == pytest.approx(15 + 13)
+    delayed = hog._replace(straggler=0.005, round_trip=2)
+    assert comparison.estimate([delayed]) == pytest.approx(15 + 17.5 + 14)
     assert comparison.affordable(jobs, 0) == jobs[:1]
-    assert comparison.affordable(jobs, 50 + 10.5 + 29.5) == jobs[:2]
-    assert comparison.affordable(jobs, 50 + 10.5 + 2 * 29.5 - 1) == jobs[:2]
+    assert comparison.affordable(jobs, 50 + 13 + 28) == jobs[:2]
+    assert comparison.affordable(jobs, 50 + 13 + 2 * 28 - 1) == jobs[:2]
+
+
+@pytest.mark.parametrize('steps_per_s, seeds', [(100000, 5), (700, 4), (70, 1)])
+def test_there_are_more_seeds_if_runs_are_faster_than_expected(monkeypatch, tmp_path, steps_per_s,
+                                                               seeds):
+    """At first a seed is expected to take 28 s; the runs for the pictures are left out here."""
+    def run(each, _):
+        seconds = compare.cost(each, [a_row(each.folder, steps_per_s=steps_per_s)])
+        return dict(each._asdict(), steps_per_s=steps_per_s, seconds=seconds)
+
+    monkeypatch.setattr(compare, 'run', run)
+    monkeypatch.setattr(compare.Plan, 'for_the_pictures', lambda _: [])
+    monkeypatch.setattr(compare.Plan, 'at_a_distance', lambda _: [])
+    comparison = compare.Comparison(tmp_path)
+    options = types.SimpleNamespace(quick=False, steps=7000, minutes=2)
+    comparison.do_all([Example('HogWild')], options)
+    assert {int(row['seed']) for row in comparison.rows} == set(range(1, seeds + 1))
+    assert len(comparison.rows) == 2 * seeds
 
 
 def test_tasks_move_to_hosts():
@@ -392,6 +414,11 @@ def test_the_guide_follows_from_the_table(rows):
         if row['folder'] == 'AGN' and row['test_accuracy']:
             row['test_accuracy'] = '0.98'
     assert any('slow, and' in line and '[AGN]' in line for line in report.guide(rows))
+
+
+def test_each_scheme_has_a_colour_in_its_group():
+    groups = collections.Counter(example.group for example in examples())
+    assert max(groups.values()) <= len(plots.COLOURS) == len(plots.MARKERS)
 
 
 def test_all_pictures_can_be_drawn(rows, tmp_path):
