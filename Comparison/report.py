@@ -169,6 +169,18 @@ def _best(candidates, figure, least=False):
     return (min if least else max)(there, key=lambda summary: getattr(summary, figure))
 
 
+def _near(candidates, choice, figure):
+    """Returns in words those that are about as good as a choice.
+
+    That is, within a tenth of its figure; an accuracy, within 0.005, which is one or two images.
+    """
+    best = getattr(choice, figure)
+    far = 0.005 if figure == 'accuracy' else 0.1 * best
+    return ', '.join(each.name for each in candidates
+                     if each is not choice and getattr(each, figure) is not None
+                     and abs(getattr(each, figure) - best) <= far)
+
+
 def guide(rows):
     """Returns the lines of the decision guide, a table in Markdown; all of it follows from rows.
 
@@ -181,36 +193,30 @@ def guide(rows):
         return []
     good = max(each.accuracy for each in schemes) - 0.01
     accurate = [each for each in schemes if each.accuracy >= good]
-    lines = ['| if | then | because |', '|---|---|---|']
+    exact = [each for each in schemes if each.example.synchronous and each.example.window == 1]
+    lines = ['| if | then | because | about as good |', '|---|---|---|---|']
 
-    def say(situation, choice, reason):
+    def say(situation, candidates, figure, reason, form, least=False):
+        choice = _best(candidates, figure, least)
         if choice:
-            lines.append(f'| {situation} | [{choice.name}]({choice.name}/) | '
-                         f'{reason(choice)} |')
+            reason = reason.format(form.format(getattr(choice, figure)))
+            lines.append(f'| {situation} | [{choice.name}]({choice.name}/) | {reason} | '
+                         f'{_near(candidates, choice, figure)} |')
 
-    def each(choice, figure, unit, form='{:.2f}'):
-        return f'{cell(getattr(choice, figure), form)} {unit}'
-
-    fastest = _best(schemes, 'seconds_to_95', least=True)
-    for single in alone:
-        say('the model trains on one machine, and that is fast enough', single,
-            lambda one: f'{each(one, "seconds_to_95", "s to 95 %")}; the fastest of the others, '
-            f'{fastest.name}, {each(fastest, "seconds_to_95", "s")}' if fastest
-            else each(one, 'rate', 'local steps/s', '{:.0f}'))
-    say('you want 95 % as soon as you can', fastest,
-        lambda one: each(one, 'seconds_to_95', 's, the least of all schemes'))
-    say('you want the most accurate after so many local steps', _best(schemes, 'accuracy'),
-        lambda one: each(one, 'accuracy', 'of the test images', '{:.3f}'))
-    say('the network is slow, and you want nearly that accuracy', _best(accurate, 'sent', True),
-        lambda one: f'{each(one, "sent", "B per local step", "{:,.0f}")}, the least of those '
-        f'within 0.01 of the best: {each(one, "accuracy", "", "{:.3f}")}')
-    say('some workers are slow', _best(accurate, 'straggling'),
-        lambda one: f'{each(one, "straggling", "local steps/s with a straggler", "{:.0f}")}, the '
-        'most of those within 0.01 of the best accuracy')
-    exact = [one for one in schemes if one.example.synchronous and one.example.window == 1]
-    say('the result has to be that of one process with larger batches',
-        _best(exact, 'rate'), lambda one: 'each step is taken at one point by all; '
-        + each(one, 'rate', 'local steps/s, the most of those', '{:.0f}'))
+    say('the model trains on one machine, and that is fast enough', alone, 'seconds_to_95',
+        '{} s to 95 %, without any network', '{:.2f}', least=True)
+    say('you want 95 % as soon as you can', schemes, 'seconds_to_95', '{} s, the least', '{:.2f}',
+        least=True)
+    say('you want the most accurate after so many local steps', schemes, 'accuracy',
+        '{} of the test images, the most', '{:.3f}')
+    say('the network is slow, and you want nearly that accuracy', accurate, 'sent',
+        '{} B per local step, the least of those within 0.01 of the best accuracy', '{:,.0f}',
+        least=True)
+    say('some workers are slow', accurate, 'straggling',
+        '{} local steps/s with a straggler, the most of those within 0.01 of the best accuracy',
+        '{:.0f}')
+    say('the result has to be that of one process with larger batches', exact, 'rate',
+        '{} local steps/s, the most of those that take each step at one point', '{:.0f}')
     return lines
 
 

@@ -5,16 +5,17 @@
 With a parameter server, a worker computes a window of T local steps of s seconds each; then it
 pulls the parameters, K bytes, and pushes as much. For both together the runtime takes e seconds of
 the worker's time, and o seconds of processor time on the worker and on the servers, half and half.
-There are N workers, P servers, B bytes/s on each link in each direction, a round trip of r, three
+There are N workers, P servers, B bytes/s on each link in each direction, a round trip of r, two
 of them in an exchange, and C cores on each server. A window takes
 
-    asynchronous  max(T s + e + 3 r + 2 K / B,  N K / (P B),  N o / (2 P C))
-    synchronous   T s + max(e, N o / (2 P C)) + 3 r + max(2 K / B, 2 N K / (P B))
+    asynchronous  max(T s + e + 2 r + 2 K / B,  N K / (P B),  N o / (2 P C))
+    synchronous   T s + max(e, N o / (2 P C)) + 2 r + max(2 K / B, 2 N K / (P B))
 
 since asynchronous workers compute while others travel; in step, all travel at once. In a ring there
-are 2 (N - 1) hops of K / N bytes, with e and o for each of them:
+are 2 (N - 1) hops of K / N bytes, with e and o for each of them. A hop takes a round trip, as who
+gets something asks for it, and to begin takes one more:
 
-    ring          s + 2 (N - 1) (e + r / 2 + K / (N B))
+    ring          s + 2 (N - 1) (e + K / (N B)) + (2 N - 1) r
 
 All workers together make N T local steps in that time. When all tasks share one machine of C cores,
 a window takes at least as long as these have to work for it: N (T s + o) / C, and in a ring
@@ -38,7 +39,7 @@ from examples import examples
 import numpy as np
 import scipy.optimize
 
-ROUND_TRIPS = 3  # in an exchange with a ps; `round_trips` says what was measured
+ROUND_TRIPS = 2  # in an exchange with a ps, as `round_trips` counts them
 DIGITS = 4 * (64 * 128 + 128 + 128 * 10 + 10)  # bytes of the parameters of the network
 BOUNDARY = 4 * 32 * 128  # bytes of the activations between the layers, of a batch
 # A large network, for the prediction: bytes of its parameters, seconds of a local step.
@@ -67,8 +68,9 @@ def seconds_of_window(kind, synchronous, workers, window, size, costs, cluster):
     compute = window * costs.step
     if kind == 'ring':
         hops = 2 * (workers - 1)
-        alone = compute + hops * (costs.exchange + cluster.round_trip / 2
-                                  + size / workers / cluster.bandwidth)
+        alone = compute + hops * (costs.exchange + size / workers / cluster.bandwidth)
+        if hops:
+            alone += (hops + 1) * cluster.round_trip
         work = workers * (compute + hops * costs.work)
     else:
         carry = 2 * size / cluster.bandwidth

@@ -447,17 +447,17 @@ CLUSTER = scaling.Cluster(servers=1, cores=4, bandwidth=1e9, round_trip=0.0005, 
 
 
 @pytest.mark.parametrize('kind, synchronous, workers, window, cluster, seconds', [
-    # 10 steps, an exchange, three round trips, 2 MB
-    ('server', False, 1, 10, CLUSTER, 0.010 + 0.002 + 0.0015 + 0.002),
+    # 10 steps, an exchange, two round trips, 2 MB
+    ('server', False, 1, 10, CLUSTER, 0.010 + 0.002 + 0.001 + 0.002),
     # 40 MB on the server's link; the processors are done in 40 * 0.004 / 8
     ('server', False, 40, 10, CLUSTER, 0.040),
     ('server', False, 40, 10, CLUSTER._replace(servers=2), 0.020),
     ('server', False, 40, 10, CLUSTER._replace(cores=1), 0.080),
     # the server works 10 * 0.004 / 8, and 10 MB go out before 10 MB come in
-    ('server', True, 10, 10, CLUSTER, 0.010 + 0.005 + 0.0015 + 0.020),
-    ('server', True, 1, 10, CLUSTER, 0.010 + 0.002 + 0.0015 + 0.002),
-    # 8 hops of 0.2 MB, each half a round trip
-    ('ring', True, 5, 1, CLUSTER, 0.001 + 8 * (0.002 + 0.00025 + 0.0002)),
+    ('server', True, 10, 10, CLUSTER, 0.010 + 0.005 + 0.001 + 0.020),
+    ('server', True, 1, 10, CLUSTER, 0.010 + 0.002 + 0.001 + 0.002),
+    # 8 hops of 0.2 MB, and nine round trips
+    ('ring', True, 5, 1, CLUSTER, 0.001 + 8 * (0.002 + 0.0002) + 9 * 0.0005),
     ('ring', True, 1, 1, CLUSTER, 0.001),
     # 4 workers keep two cores busy with 14 ms each
     ('server', False, 4, 10, scaling.Cluster(1, 2, math.inf, 0, True), 0.028),
