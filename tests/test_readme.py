@@ -9,9 +9,10 @@ import pytest
 
 CLUSTERS = sorted(ROOT.glob('Clusters/*/README.md'))
 READMES = sorted([ROOT / 'README.md', *ROOT.glob('[!.]*/README.md'), *CLUSTERS])
-# Flags of other programs that are named in the text: of TensorBoard, and of Slurm and Spark.
-OTHERS = {'help', 'logdir', 'ntasks', 'nodes', 'ntasks-per-node', 'cpus-per-task', 'time',
-          'partition', 'exclusive', 'conf'}
+# Flags of other programs that are named in the text: of TensorBoard, Chromium, Slurm and Spark.
+OTHERS = {'help', 'logdir', 'headless', 'no-sandbox', 'disable-gpu', 'window-size',
+          'virtual-time-budget', 'screenshot', 'ntasks', 'nodes', 'ntasks-per-node',
+          'cpus-per-task', 'time', 'partition', 'exclusive', 'conf'}
 # What each folder says whose programs open ports, at the end of the section Run.
 WHO_CAN_REACH = (
     'listens on all networks of this machine and asks for no password: whoever connects can do '
