@@ -212,11 +212,12 @@ def test_requeue_and_cancel(slurm, programs, project):
     saved = saved_step(project)
     assert saved > 0
     assert job.control(START_NOW) == ''
-    assert int(job.wait_for(RESUMES)['step']) == saved
+    resumed = int(job.wait_for(RESUMES)['step'])
+    assert resumed >= saved  # tasks that are being ended may still save
     job.wait_for(BEGINS, 4)
-    assert all(int(begins['step']) >= saved for begins in job.matches(BEGINS)[2:])
+    assert all(int(begins['step']) >= resumed for begins in job.matches(BEGINS)[2:])
     steps = len(job.matches(STEP))
-    assert int(job.wait_for(STEP, steps + 1)['step']) > saved
+    assert int(job.wait_for(STEP, steps + 1)['step']) > resumed
     assert job.fields['Restarts'] == '1'
     assert len(tasks_of(job)) == 3
     assert job.control(CANCEL) == ''
