@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import signal
 import sys
 import types
 
@@ -13,6 +14,12 @@ sys.path[:0] = [str(ROOT / 'Distributed-Setup'), str(ROOT / 'tests')]
 import console  # noqa: E402, F401  (before TensorFlow)
 from absl import flags  # noqa: E402
 import tensorflow.compat.v1 as tf  # noqa: E402
+
+# What ignores a signal, as below nohup or in the background, makes all that it starts ignore it, too.
+# With a function in its place it does not.
+for signum in signal.SIGHUP, signal.SIGINT:
+    if signal.getsignal(signum) == signal.SIG_IGN:
+        signal.signal(signum, lambda *_: None)
 
 for companion in 'cluster', 'model':  # their flags stay, whichever program comes and goes
     importlib.import_module(companion)
