@@ -15,7 +15,7 @@ import console  # noqa: E402, F401  (before TensorFlow)
 from absl import flags  # noqa: E402
 import tensorflow.compat.v1 as tf  # noqa: E402
 
-# What ignores a signal, as below nohup or in the background, makes all that it starts ignore it, too.
+# What ignores a signal, as below nohup or in the background, makes all that it starts ignore it.
 # With a function in its place it does not.
 for signum in signal.SIGHUP, signal.SIGINT:
     if signal.getsignal(signum) == signal.SIG_IGN:
