@@ -107,7 +107,7 @@ class Barrier(tf.train.SessionRunHook):
         self.dropped = tf.cast(late, tf.float32)
         # TensorFlow complains of its ready op if that is never used.
         with tf.control_dependencies([sync.ready_for_local_init_op]):
-            self._join = tf.group(sync.chief_init_op if task_index == 0
+            self._join = tf.group(sync.chief_init_op if self._is_chief
                                   else sync.local_step_init_op)
         self._release = sync.get_init_tokens_op(num_workers if self._backups else num_workers - 1)
         self._global_step = global_step
