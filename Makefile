@@ -44,9 +44,10 @@ notebooks: $(VENV)/installed
 	cd Basics-Tutorial && $(python) -m notebook $(ARGS)
 
 test: $(VENV)/installed
-	$(python) -m pytest $(ARGS) tests
+	$(python) -m pytest -o cache_dir=$(abspath $(VENV))/pytest_cache $(ARGS) tests
 
-# At the same time: most tests wait for processes. Each line says which one it is of.
+# At the same time: most tests wait for processes. Each line says which one it is of. A test may wait
+# too short beside those of the other TensorFlow: what fails is run once more, and has to pass then.
 test-both:
 	@if [ -n "$(and $(tf1_python),$(tf2_python))" ]; then \
 	  $(MAKE) --no-print-directory --jobs=2 test-1.15 test-2.21; \
@@ -57,8 +58,11 @@ test-both:
 
 test-1.15 test-2.21: test-%:
 	@set -o pipefail; \
-	$(MAKE) test VENV=$(if $(filter 1.15,$*),.venv,.venv-tf2) \
-	  PYTHON=$(if $(filter 1.15,$*),$(tf1_python),$(tf2_python)) 2>&1 | \
+	run() { \
+	  $(MAKE) test VENV=$(if $(filter 1.15,$*),.venv,.venv-tf2) \
+	    PYTHON=$(if $(filter 1.15,$*),$(tf1_python),$(tf2_python)) "$$@"; \
+	}; \
+	{ run || run ARGS=--last-failed; } 2>&1 | \
 	while IFS= read -r line; do echo "$*: $$line"; done
 
 bench: $(VENV)/installed
