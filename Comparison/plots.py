@@ -1,7 +1,7 @@
 """The pictures of the comparison: colours that all can tell apart, small panels, few lines in each.
 
 Each function takes the rows of results.csv and returns a figure, or None if they have nothing for
-it. The colours are those of Okabe and Ito.
+it. The colours are those of Okabe and Ito, but for the last one.
 """
 
 import collections
@@ -20,6 +20,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 
 COLOURS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000', '#882255']
 MARKERS = 'os^Dv<>P'
+GROUP_COLOURS = dict(zip(GROUPS, ['#000000', *COLOURS]))
 GREY = '#999999'
 REFERENCE = 'Non-Distributed-Setup'
 STYLE = {'figure.dpi': 100, 'savefig.dpi': 110, 'font.size': 9, 'axes.spines.top': False,
@@ -36,11 +37,11 @@ def short(name):
     return SHORT.get(name, name)
 
 
-def groups(rows, kinds=GROUPS):
+def groups(rows):
     """Returns a dict of the `Example`s with runs in the table, by group; no empty groups."""
     there = {row['folder'] for row in rows}
     found = collections.OrderedDict()
-    for group in kinds:
+    for group in GROUPS:
         members = [each for each in examples() if each.group == group and each.name in there]
         if members:
             found[group] = members
@@ -105,7 +106,6 @@ def overview(rows):
     panels = [('test accuracy', 'accuracy', False), ('seconds to 95 %', 'seconds_to_95', True),
               ('local steps/s', 'rate', True), ('bytes per local step', 'sent', True)]
     places = range(len(found))
-    group_colours = dict(zip(GROUPS, ['#000000', *COLOURS]))
     for panel, (title, figure_name, logarithmic) in zip(axes, panels):
         for place, summary in zip(places, found):
             value = getattr(summary, figure_name)
@@ -116,7 +116,7 @@ def overview(rows):
                 continue
             panel.errorbar(value, place, fmt='o', markersize=5, capsize=2,
                            xerr=summary.spread if figure_name == 'accuracy' else None,
-                           color=group_colours[summary.example.group])
+                           color=GROUP_COLOURS[summary.example.group])
         panel.set_title(title)
         if logarithmic:
             _logarithmic(panel, 'x', (1, 2, 5) if figure_name == 'seconds_to_95' else (1, 3))
@@ -126,9 +126,9 @@ def overview(rows):
     axes[0].set_yticks(list(places))
     axes[0].set_yticklabels([short(each.name) for each in found])
     for label, summary in zip(axes[0].get_yticklabels(), found):
-        label.set_color(group_colours[summary.example.group])
+        label.set_color(GROUP_COLOURS[summary.example.group])
     axes[0].invert_yaxis()
-    handles = [plt.Line2D([], [], marker='o', linestyle='', color=group_colours[group])
+    handles = [plt.Line2D([], [], marker='o', linestyle='', color=GROUP_COLOURS[group])
                for group in groups(rows)]
     figure.legend(handles, list(groups(rows)), loc='lower center', ncol=4)
     figure.tight_layout(rect=(0, 0.9 / (2.5 * len(found)), 1, 1))
@@ -216,17 +216,16 @@ def straggler(rows):
     if not left:
         return None
     figure, panel = plt.subplots(figsize=(9, 0.26 * len(left) + 0.9))
-    group_colours = dict(zip(GROUPS, ['#000000', *COLOURS]))
     shares, names, of_groups = zip(*left)
     bars = panel.barh(range(len(left)), shares, height=0.7,
-                      color=[group_colours[group] for group in of_groups])
+                      color=[GROUP_COLOURS[group] for group in of_groups])
     for bar, share in zip(bars, shares):
         panel.text(bar.get_width(), bar.get_y() + 0.35, f' {share:.0%}', va='center', fontsize=8)
     panel.set_yticks(range(len(left)))
     panel.set_yticklabels([short(name) for name in names])
     panel.grid(axis='y', visible=False)
     panel.set_xlabel('local steps/s with one of two workers slowed down, in those without')
-    handles = [plt.Rectangle((0, 0), 1, 1, color=group_colours[group])
+    handles = [plt.Rectangle((0, 0), 1, 1, color=GROUP_COLOURS[group])
                for group in dict.fromkeys(of_groups)]
     panel.legend(handles, dict.fromkeys(of_groups), loc='lower right')
     return figure

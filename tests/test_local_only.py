@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 
 import processes
@@ -55,7 +56,7 @@ def that_answer(ports):
 
 def start(programs, folder, *flags, prefix=(), **env):
     """Starts `bash run.sh`, by way of another command."""
-    env = {'PYTHON': processes.sys.executable, **env}
+    env = {'PYTHON': sys.executable, **env}
     return programs.start([*prefix, 'bash', ROOT / folder / 'run.sh', *flags], env=env)
 
 
