@@ -1,113 +1,9 @@
-"""The data and the network: the file to replace with your own.
+"""The network and its data: the file to replace with your own."""
 
-What the other files use: `train_batches`, `test_set` and `loss_and_accuracy`. Variables are made by
-`tf.get_variable`, so that a scheme can build the network again on values of its own.
-"""
-
-import os
-import sys
-import urllib.error
-import urllib.request
-import zipfile
-import zlib
-
-from absl import flags
-import numpy as np
-import sklearn.datasets
+from tfdist import layers, problem
 import tensorflow.compat.v1 as tf
 
-FLAGS = flags.FLAGS
-flags.DEFINE_enum('dataset', 'digits', ['digits', 'mnist'],
-                  'digits: 8x8 images, part of scikit-learn; mnist: 28x28, from --data_dir')
-flags.DEFINE_string('data_dir', os.path.join('~', '.cache', 'mnist'),
-                    'where mnist.npz is, or is put after its download')
-
-_MNIST_URL = 'https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz'
-_HIDDEN_UNITS = {'digits': [128], 'mnist': [500, 500]}
-_CLASSES = 10
-
-
-def _digits():
-    """Returns 1,500 digits to train on and 297 to test on, as (images, labels, images, labels)."""
-    images, labels = sklearn.datasets.load_digits(return_X_y=True)
-    # The file is sorted by writer. Shuffled, the test asks for new digits and not for new hands.
-    order = np.random.RandomState(0).permutation(len(labels))
-    images, labels = images[order] / 16, labels[order]
-    return images[:1500], labels[:1500], images[1500:], labels[1500:]
-
-
-def _mnist():
-    """Returns 60,000 digits to train on and 10,000 to test on, as (images, labels, images, labels).
-
-    Raises:
-      SystemExit: if `mnist.npz` is neither there nor to be had, or is not what it should be.
-    """
-    path = os.path.join(os.path.expanduser(FLAGS.data_dir), 'mnist.npz')
-    if not os.path.exists(path):
-        part = f'{path}.{os.getpid()}'  # several workers may download at once
-        try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            urllib.request.urlretrieve(_MNIST_URL, part)
-            os.replace(part, path)
-        except OSError as error:
-            if os.path.exists(part):
-                os.remove(part)
-            sys.exit(f'--dataset=mnist: there is no {path}, and downloading {_MNIST_URL} failed '
-                     f'({error}). Put the file there, or name its directory with --data_dir.')
-    try:
-        if not zipfile.is_zipfile(path):
-            raise ValueError('the end is missing, or it is something else')
-        with np.load(path) as arrays:
-            x, y, test_x, test_y = (arrays[k] for k in ('x_train', 'y_train', 'x_test', 'y_test'))
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        sys.exit(f'--dataset=mnist: {path} is not a whole mnist.npz ({error}). Delete it.')
-    return x.reshape(-1, 784) / 255, y, test_x.reshape(-1, 784) / 255, test_y
-
-
-def _load():
-    """Returns the arrays of --dataset: images float32 in [0, 1] by rows, labels int64."""
-    arrays = _digits() if FLAGS.dataset == 'digits' else _mnist()
-    return [a.astype(np.float32 if a.ndim == 2 else np.int64) for a in arrays]
-
-
-def _tensors(images, labels):
-    """Returns both arrays as tensors that stay out of the graph, which has to fit a message."""
-    tensors = tf.py_func(lambda: (images, labels), [], [tf.float32, tf.int64])
-    for tensor, array in zip(tensors, (images, labels)):
-        tensor.set_shape(array.shape)
-    return tuple(tensors)
-
-
-def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
-    """Reads one shard of the training set for ever, shuffled anew in each epoch.
-
-    Args:
-      batch_size: int, examples in a batch.
-      count: int, how many batches each run of the graph takes. They come in one piece: to fetch a
-        batch takes about as long as a step of this network.
-      shard: int, which shard: examples `shard`, `shard + num_shards`, ...
-      num_shards: int, how many shards there are, one for each worker.
-      seed: int, of the shuffle; the shard is mixed in.
-
-    Returns:
-      List of `count` batches, pairs of tensors: images [batch_size, pixels] float32 in [0, 1] and
-      labels [batch_size] int64.
-    """
-    images, labels, _, _ = _load()
-    dataset = tf.data.Dataset.from_tensor_slices(_tensors(images[shard::num_shards],
-                                                          labels[shard::num_shards]))
-    dataset = dataset.shuffle(len(images), seed=seed * num_shards + shard).repeat()
-    for size in batch_size, count:
-        dataset = dataset.batch(size, drop_remainder=True)
-    iterator = tf.data.make_initializable_iterator(dataset)
-    # Sessions initialize tables, and so this iterator, whenever they begin.
-    tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
-    return list(zip(*map(tf.unstack, iterator.get_next())))
-
-
-def test_set():
-    """Returns the whole test set as one batch, a pair of tensors as from `train_batches`."""
-    return _tensors(*_load()[2:])
+train_batches, test_set = problem.train_batches, problem.test_set
 
 
 def loss_and_accuracy(images, labels):
@@ -121,18 +17,7 @@ def loss_and_accuracy(images, labels):
       Two float32 scalars: the mean cross-entropy in nats, and the share of right answers.
     """
     units = images
-    for i, size in enumerate(_HIDDEN_UNITS[FLAGS.dataset]):
-        units = tf.nn.relu(_dense(units, size, f'hidden_{i}'))
-    logits = _dense(units, _CLASSES, 'logits')
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-    right = tf.equal(tf.argmax(logits, axis=1), labels)
-    return tf.reduce_mean(losses), tf.reduce_mean(tf.cast(right, tf.float32))
-
-
-def _dense(units, size, name):
-    """Returns units [batch_size, n] times weights plus biases: [batch_size, size]."""
-    with tf.variable_scope(name):
-        weights = tf.get_variable('weights', [units.shape[1], size],
-                                  initializer=tf.glorot_uniform_initializer())
-        biases = tf.get_variable('biases', [size], initializer=tf.zeros_initializer())
-    return tf.nn.bias_add(tf.matmul(units, weights), biases)
+    for i, size in enumerate(problem.hidden_units()):
+        units = tf.nn.relu(layers.dense(units, size, f'hidden_{i}'))
+    logits = layers.dense(units, problem.CLASSES, 'logits')
+    return layers.loss_and_accuracy(logits, labels)

@@ -16,25 +16,17 @@ Shuxin Zheng, Qi Meng, Taifeng Wang, Wei Chen, Nenghai Yu, Zhi-Ming Ma, Tie-Yan 
 Stochastic Gradient Descent with Delay Compensation", ICML 2017, arXiv 1609.08326.
 """
 
-import console  # first: it loads TensorFlow without its banners
-import sys
 import time
 
 from absl import flags
-import cluster
+from tfdist import (building, checkpoints, cluster, console, ending, exchange, liveness, report,
+                    seam, sessions, training_flags, transfer)
+from tfdist.quiet import tf
+
 import model
-import tensorflow.compat.v1 as tf
-import transfer
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer('train_steps', 3000, 'updates of the center, by all workers', lower_bound=1)
-flags.DEFINE_integer('batch_size', 32, 'examples in the batch of a local step', lower_bound=1)
-flags.DEFINE_float('learning_rate', 0.1, 'step size', lower_bound=0)
-flags.DEFINE_integer('seed', 1, 'of the initial values and the order of the examples')
-flags.DEFINE_string('model_dir', None, 'directory for checkpoints and summaries, seen by all tasks')
-flags.DEFINE_float('save_checkpoint_secs', 60, 'time between checkpoints', lower_bound=0.1)
-flags.DEFINE_integer('log_every_n_steps', 500, 'local steps between two lines', lower_bound=1)
-flags.DEFINE_list('straggler', [], 'worker:seconds[,...], artificial delays of each local step')
+training_flags.define(train_steps=3000, learning_rate=0.1)
 flags.DEFINE_enum('variance', 'constant', ['constant', 'adaptive'], 'what becomes of lambda_0')
 flags.DEFINE_float('lambda_0', None, 'strength of the correction; by default 0.04 with '
                    '--variance=constant, 2 with adaptive', lower_bound=0)
@@ -43,97 +35,31 @@ flags.DEFINE_float('mean_square_decay', 0.95, 'm, the share of MS that is kept',
 flags.DEFINE_boolean('first_square', False, 'let MS begin with the first square, not with 0')
 
 
-def pull(variables, global_step):
-    """Reads the global step, then the variables, each on its ps.
-
-    Returns:
-      List of tensors on the ps: the global step, then the variables' values in order. Updates that
-      are counted later may be in the values already.
-    """
-    with tf.device(global_step.device):
-        step = global_step.read_value()
-    values = []
-    for variable in variables:
-        with tf.control_dependencies([step]), tf.device(variable.device):
-            values.append(variable.read_value())
-    return [step] + values
-
-
-def count(global_step, step_read):
-    """Counts an update of the center.
-
-    Args:
-      global_step: integer `tf.Variable`; it gets 1 more.
-      step_read: integer scalar tensor, the global step when the update's parameters were read.
-
-    Returns:
-      Two integer scalar tensors: the global step with this update, a number that no other update
-      gets; and the update's staleness, how many others were counted since `step_read`.
-    """
-    with tf.device(global_step.device):
-        before = tf.raw_ops.ResourceCountUpTo(resource=global_step.handle, limit=tf.int64.max,
-                                              T=tf.int64)
-        both = tf.stack([before + 1, before - step_read])  # they travel as one
-    return tf.unstack(both)
-
-
-def gradients_at(loss_at, values):
-    """Makes a fresh batch's gradients at `values`.
-
-    Returns:
-      A list of dense tensors of the values' shapes, and the batch's loss and accuracy.
-    """
-    loss, accuracy = loss_at(values)
-    gradients = tf.gradients(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    return [tf.convert_to_tensor(gradient) for gradient in gradients], loss, accuracy
-
-
-class Scheme:
+class Scheme(seam.Seam):
     """Delay-compensated ASGD: pull, one gradient, a push that the ps corrects.
 
     Attributes:
-      hooks: list of `tf.train.SessionRunHook` that the scheme needs.
-      pull: list of tensors on the ps, the global step and the variables' values as read: bak.
-      train_op: dict of tensors to run again and again: 'global_step' after this worker's update;
-        'loss' and 'accuracy' on its batch; 'staleness' of the update: how many others came between
-        its read and its write.
+      own: this worker's running means of the squares, MS, a list of `tf.Variable` on the ps; empty
+        if the variance is constant. The push brings them up to date.
     """
 
-    @staticmethod
-    def local_steps(_):
-        """Returns how many local steps, each on a fresh batch, one run of `train_op` makes."""
-        return 1
-
-    def __init__(self, loss_at, variables, global_step, hparams, task_index, num_workers):
-        """Makes the ops.
-
-        Args:
-          loss_at: function of a list of tensors, values for the variables, that returns the float32
-            scalars loss and accuracy on a fresh batch.
-          variables: list of `tf.Variable`, the center.
-          global_step: integer `tf.Variable`, counts updates of the center.
-          hparams: object with the attributes learning_rate, variance, lambda_0, mean_square_decay
-            and first_square.
-          task_index: int, which worker this is.
-          num_workers: int, how many there are.
-        """
-        self.hooks = []
+    def make(self, loss_at, variables, global_step, hparams, task_index, num_workers):
         lambda_0 = hparams.lambda_0
         if lambda_0 is None:
             lambda_0 = {'constant': 0.04, 'adaptive': 2.}[hparams.variance]
         # The ps keeps what this worker read until the push comes: both are in one run.
-        self.pull = pull(variables, global_step)
+        self.pull = exchange.pull(variables, global_step)
         step_read, backup = self.pull[0], self.pull[1:]
-        gradients, loss, accuracy = gradients_at(loss_at, transfer.to_worker(backup))
-        arrived, lambdas = [], []
-        for variable, gradient in zip(variables, transfer.to_ps(gradients, variables)):
-            with tf.device(variable.device):
-                arrived.append(tf.identity(gradient))
-                lambdas.append(lambda_0)
-                if hparams.variance == 'adaptive':
-                    lambdas[-1] /= tf.sqrt(1e-10 + mean_square(
-                        variable, arrived[-1], task_index, hparams.mean_square_decay,
-                        hparams.first_square))
+        self.pushed, loss, accuracy = exchange.gradients_at(loss_at, transfer.to_worker(backup))
+        self.computed = {'loss': loss, 'accuracy': accuracy}
+        arrived = exchange.arrive(transfer.to_ps(self.pushed, variables), variables)
+        lambdas = [lambda_0] * len(variables)
+        if hparams.variance == 'adaptive':
+            for i, (variable, gradient) in enumerate(zip(variables, arrived)):
+                with tf.device(variable.device):
+                    self.own.append(mean_square_of(variable, task_index))
+                    lambdas[i] /= tf.sqrt(1e-10 + updated_mean_square(
+                        self.own[i], gradient, hparams.mean_square_decay, hparams.first_square))
 
         def push():
             updates = []
@@ -143,102 +69,36 @@ class Scheme:
                     updates.append(variable.assign_sub(
                         hparams.learning_rate * (gradient + correction), read_value=False))
             with tf.control_dependencies(updates):
-                return count(global_step, step_read)
+                return exchange.count(global_step, step_read)
 
         # The section begins when the gradients are there: nobody waits while they are computed.
         with tf.device(global_step.device), tf.control_dependencies(arrived):
-            step, staleness = tf.CriticalSection(shared_name='center').execute(push)
-        self.train_op = {'global_step': step, 'loss': loss, 'accuracy': accuracy,
-                         'staleness': staleness}
-
-    def wait(self):
-        """Returns when this worker may begin its next run: at once, it waits for nobody."""
+            self.push = tf.CriticalSection(shared_name='center').execute(push)
 
 
-def mean_square(variable, gradient, task_index, decay, first_square):
-    """Returns this worker's running mean MS of the gradient's square, after this gradient.
+def mean_square_of(variable, task_index):
+    """Returns the variable on the ps with a worker's running mean MS of a gradient's square."""
+    return tf.get_variable(f'mean_square_{task_index}/{variable.op.name}', variable.shape,
+                           variable.dtype.base_dtype, initializer=tf.zeros_initializer(),
+                           trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES])
+
+
+def updated_mean_square(mean_square, gradient, decay, first_square):
+    """Returns MS after a gradient.
 
     Args:
-      variable: `tf.Variable`, whose gradient it is.
-      gradient: tensor of the variable's shape.
-      task_index: int, which worker this is: each has its own MS, on the variable's ps.
+      mean_square: `tf.Variable`, MS.
+      gradient: tensor of its shape.
       decay: float, m, the share of MS that is kept.
       first_square: bool, whether the first square becomes MS whole.
     """
-    ms = tf.get_variable(f'mean_square_{task_index}/{variable.op.name}', variable.shape,
-                         initializer=tf.zeros_initializer(), trainable=False,
-                         collections=[tf.GraphKeys.LOCAL_VARIABLES])
     square = tf.square(gradient)
-    before = ms.read_value()
+    before = mean_square.read_value()
     after = decay * before + (1 - decay) * square
     if first_square:
         after = tf.where(tf.equal(before, 0), square, after)
-    with tf.control_dependencies([ms.assign(after, read_value=False)]):
+    with tf.control_dependencies([mean_square.assign(after, read_value=False)]):
         return tf.identity(after)
-
-
-def make_loss_at(variables, batches, delay):
-    """Makes the function that trains on values which are not (or not yet) in variables.
-
-    Args:
-      variables: list of `tf.Variable`, made by `model.loss_and_accuracy`.
-      batches: list of what `model.loss_and_accuracy` takes, one for each call.
-      delay: float, seconds to waste on each batch.
-
-    Returns:
-      Function of a list of tensors, values for the variables: builds the model with these values in
-      the variables' place, on a fresh batch, and returns its loss and its accuracy.
-    """
-    names = [variable.op.name for variable in variables]
-    fresh = iter(batches)
-
-    def loss_at(values):
-        value_of = dict(zip(names, values))
-
-        def get(getter, name, *args, **kwargs):
-            return value_of[name] if name in value_of else getter(name, *args, **kwargs)
-
-        batch = next(fresh)
-        if delay:
-            with tf.control_dependencies(values):
-                wasted = tf.py_func(lambda: time.sleep(delay), [], [])
-            with tf.control_dependencies([wasted]):
-                batch = [tf.identity(tensor) for tensor in batch]
-        with tf.variable_scope(tf.get_variable_scope(), reuse=True, custom_getter=get):
-            return model.loss_and_accuracy(*batch)
-
-    return loss_at
-
-
-def straggler_delay(task_index):
-    """Returns the seconds that --straggler lets this worker waste in each local step."""
-    try:
-        parts = [part.split(':') for part in FLAGS.straggler]
-        delays = {int(worker): float(seconds) for worker, seconds in parts}
-        if not all(0 <= delay < 1e6 for delay in delays.values()):
-            raise ValueError
-    except ValueError:
-        sys.exit(f'--straggler={",".join(FLAGS.straggler)} is not of the form worker:seconds, such '
-                 'as 1:0.05, or several of these by commas.')
-    return delays.get(task_index, 0.0)
-
-
-class PastTheHooks(tf.train.SessionRunHook):
-    """Trains past the hooks, which ask the ps for the global step in every run.
-
-    It is a hook to get hold of each new session: there is one after each failure of a ps.
-    """
-
-    def __init__(self, scheme):
-        self._scheme = scheme
-
-    def after_create_session(self, session, coord):
-        self._run = session.make_callable(self._scheme.train_op)
-
-    def run(self):
-        """Waits until this worker may go on, and returns the values of one run of `train_op`."""
-        self._scheme.wait()
-        return self._run()
 
 
 def main(_):
@@ -247,12 +107,8 @@ def main(_):
     num_workers = cluster_spec.num_tasks('worker')
     is_chief = task_index == 0
     worker_device = f'/job:worker/task:{task_index}'
-    config = tf.ConfigProto(
-        # Without filters a session waits for all tasks of the cluster, and not only for the ps.
-        device_filters=['/job:ps', worker_device],
-        intra_op_parallelism_threads=FLAGS.num_threads,
-        inter_op_parallelism_threads=FLAGS.num_threads,
-        gpu_options=tf.GPUOptions(allow_growth=True))
+    # Without filters a session waits for all tasks of the cluster, and not only for the ps.
+    config = sessions.config(device_filters=['/job:ps', worker_device])
     server = tf.train.Server(cluster_spec, 'worker', task_index, config=config)
 
     tf.set_random_seed(FLAGS.seed)
@@ -265,29 +121,31 @@ def main(_):
         local_steps = Scheme.local_steps(FLAGS)
         batches = model.train_batches(FLAGS.batch_size, local_steps, task_index, num_workers,
                                       FLAGS.seed)
-        loss_at = make_loss_at(center, batches, straggler_delay(task_index))
+        loss_at = building.make_loss_at(model.loss_and_accuracy, center, batches,
+                                        training_flags.straggler_delay(task_index))
         scheme = Scheme(loss_at, center, global_step, FLAGS, task_index, num_workers)
 
-    past_the_hooks = PastTheHooks(scheme)
-    hooks = scheme.hooks + [past_the_hooks, cluster.SayDone(resolver)]
-    cluster.watch(resolver)
+    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait,
+                                           test_accuracy if is_chief else None)
+    hooks = scheme.hooks + [past_the_hooks, ending.SayDone(resolver)]
+    liveness.watch(resolver)
     if is_chief:
         session = tf.train.MonitoredTrainingSession(
             server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,
-            scaffold=cluster.chief_scaffold(FLAGS.model_dir), hooks=hooks, config=config,
+            scaffold=checkpoints.chief_scaffold(FLAGS.model_dir), hooks=hooks, config=config,
             save_checkpoint_secs=FLAGS.save_checkpoint_secs, save_summaries_steps=None,
             save_summaries_secs=None, log_step_count_steps=None)
     else:
         session = tf.train.MonitoredSession(
-            cluster.WorkerSessionCreator(server.target, config), hooks)
+            sessions.WorkerSessionCreator(server.target, config), hooks)
 
     with session:
-        progress = console.Progress(f'worker {task_index}', session.run(global_step), is_chief)
+        progress = report.Progress(f'worker {task_index}', session.run(global_step), is_chief)
 
         def train(step_context):
             """Trains past the hooks for a second, and then runs them: checkpoints."""
             until = time.time() + 1
-            with cluster.failures_of_ps():
+            with sessions.failures_of_ps():
                 while time.time() < until and progress.global_step < FLAGS.train_steps:
                     progress.add(past_the_hooks.run(), local_steps)
                 step_context.run_with_hooks(global_step)

@@ -7,13 +7,14 @@ and started again, or run after the training. It ends with the first checkpoint 
 --train_steps.
 """
 
-import console  # first: it loads TensorFlow without its banners
 import os
 import sys
 
 from absl import flags
+from tfdist import checkpoints, console, sessions
+from tfdist.quiet import tf
+
 import model
-import tensorflow.compat.v1 as tf
 import worker  # noqa: F401  (its flags: run.sh gives all programs the same ones)
 
 FLAGS = flags.FLAGS
@@ -41,7 +42,7 @@ def export(checkpoint, step, export_dir):
         images = tf.placeholder(tf.float32, [None, model.read_index()['pixels']], 'images')
         scores = model.logits(images)
         outputs = {'classes': tf.argmax(scores, axis=1), 'probabilities': tf.nn.softmax(scores)}
-        console.Saver(None).restore(session, checkpoint)
+        checkpoints.Saver(None).restore(session, checkpoint)
         directory = os.path.join(export_dir, str(step))
         if not os.path.isdir(directory):
             part = f'{directory}.{os.getpid()}'
@@ -53,15 +54,12 @@ def export(checkpoint, step, export_dir):
 def main(_):
     if not FLAGS.model_dir:
         sys.exit('evaluator: give the --model_dir of a run.')
-    console.check_model_dir(FLAGS.model_dir)
+    checkpoints.check_model_dir(FLAGS.model_dir)
     global_step = tf.train.get_or_create_global_step()
     loss, accuracy = model.loss_and_accuracy(*model.test_set())
-    saver = console.Saver(None)
+    saver = checkpoints.Saver(None)
     writer = tf.summary.FileWriter(os.path.join(FLAGS.model_dir, 'evaluator'))
-    config = tf.ConfigProto(intra_op_parallelism_threads=FLAGS.num_threads,
-                            inter_op_parallelism_threads=FLAGS.num_threads,
-                            gpu_options=tf.GPUOptions(allow_growth=True))
-    with tf.Session(config=config) as session:
+    with tf.Session(config=sessions.config()) as session:
         session.run(tf.tables_initializer())  # this is the iterator of the test set
         for checkpoint in tf.train.checkpoints_iterator(FLAGS.model_dir,
                                                         timeout=FLAGS.patience_secs):
@@ -71,11 +69,11 @@ def main(_):
             writer.add_summary(tf.Summary(value=[tf.Summary.Value(tag=tag, simple_value=value)
                                                  for tag, value in figures.items()]), step)
             writer.flush()
-            print('evaluator: checkpoint at step {}, loss {loss:.3f}, accuracy {test_accuracy:.3f}'
-                  .format(step, **figures), flush=True)
+            console.say('evaluator', f'checkpoint at step {step}, loss {figures["loss"]:.3f}, '
+                        f'accuracy {figures["test_accuracy"]:.3f}')
             if step >= FLAGS.train_steps:
                 directory = export(checkpoint, step, os.path.join(FLAGS.model_dir, 'export'))
-                print(f'evaluator: exported to {directory}', flush=True)
+                console.say('evaluator', f'exported to {directory}')
                 return
     sys.exit(f'evaluator: no new checkpoint in {FLAGS.model_dir} for {FLAGS.patience_secs:g} s. Is '
              'the chief, worker 0, running?')

@@ -1,7 +1,7 @@
 """The data and the network: the file to replace with your own, together with prepare_data.py.
 
-Differs from Distributed-Setup: the examples are read from files of TFRecords, of which each worker
-has its own; and the network answers to images without labels, too, so that it can be exported.
+The examples are read from files of TFRecords, of which each worker has its own; and the network
+answers to images without labels, too, so that it can be exported.
 """
 
 import functools
@@ -11,21 +11,16 @@ import os
 import sys
 
 from absl import flags
+from tfdist import batches, layers, problem
 import tensorflow.compat.v1 as tf
 
 FLAGS = flags.FLAGS
-flags.DEFINE_enum('dataset', 'digits', ['digits', 'mnist'],
-                  'digits: 8x8 images, part of scikit-learn; mnist: 28x28')
 flags.DEFINE_string('records_dir', os.path.join(os.path.dirname(os.path.abspath(__file__)),
                                                 'records'),
                     'where prepare_data.py puts the examples: a directory for each dataset')
 flags.DEFINE_integer('num_files', 8, 'over how many files it spreads the training examples',
                      lower_bound=1)
-flags.DEFINE_string('data_dir', os.path.join('~', '.cache', 'mnist'),
-                    'where it finds mnist.npz, or puts it after the download')
 
-_HIDDEN_UNITS = {'digits': [128], 'mnist': [500, 500]}
-_CLASSES = 10
 _MEND = 'Delete the directory of this dataset, if there is one, and run prepare_data.py.'
 _SHUFFLED = 10000  # examples among which the next one is drawn; all of a worker's digits
 _FEATURES = {'image': tf.io.FixedLenFeature([], tf.string),
@@ -94,10 +89,7 @@ def _next(records, shape, pixels, ahead):
 
     size = functools.reduce(operator.mul, shape)
     dataset = records.batch(size, drop_remainder=True).map(parse).prefetch(ahead)
-    iterator = tf.data.make_initializable_iterator(dataset)
-    # Sessions initialize tables, and so this iterator, whenever they begin.
-    tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
-    return iterator.get_next()
+    return batches.next_of(dataset)
 
 
 def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
@@ -123,12 +115,11 @@ def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
         sys.exit(f'--records_dir: {len(files)} files are too few for {num_shards} workers, each '
                  f'needs one of its own: --num_files={num_shards}. {_MEND}')
     mine = check(files[shard::num_shards])
-    seed = seed * num_shards + shard
+    seed = batches.order_seed(seed, shard, num_shards)
     records = tf.data.Dataset.from_tensor_slices(mine).shuffle(len(mine), seed=seed)
     records = records.interleave(tf.data.TFRecordDataset, cycle_length=4, block_length=16)
     records = records.shuffle(_SHUFFLED, seed=seed).repeat()
-    batches = _next(records, [count, batch_size], index['pixels'], ahead=8)
-    return list(zip(*map(tf.unstack, batches)))
+    return batches.in_pieces(_next(records, [count, batch_size], index['pixels'], ahead=8))
 
 
 def test_set():
@@ -150,9 +141,9 @@ def logits(images):
       [batch_size, 10] float32: of each class the unnormalized log-probability.
     """
     units = images
-    for i, size in enumerate(_HIDDEN_UNITS[FLAGS.dataset]):
-        units = tf.nn.relu(_dense(units, size, f'hidden_{i}'))
-    return _dense(units, _CLASSES, 'logits')
+    for i, size in enumerate(problem.hidden_units()):
+        units = tf.nn.relu(layers.dense(units, size, f'hidden_{i}'))
+    return layers.dense(units, problem.CLASSES, 'logits')
 
 
 def loss_and_accuracy(images, labels):
@@ -165,16 +156,4 @@ def loss_and_accuracy(images, labels):
     Returns:
       Two float32 scalars: the mean cross-entropy in nats, and the share of right answers.
     """
-    scores = logits(images)
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=scores)
-    right = tf.equal(tf.argmax(scores, axis=1), labels)
-    return tf.reduce_mean(losses), tf.reduce_mean(tf.cast(right, tf.float32))
-
-
-def _dense(units, size, name):
-    """Returns units [batch_size, n] times weights plus biases: [batch_size, size]."""
-    with tf.variable_scope(name):
-        weights = tf.get_variable('weights', [units.shape[1], size],
-                                  initializer=tf.glorot_uniform_initializer())
-        biases = tf.get_variable('biases', [size], initializer=tf.zeros_initializer())
-    return tf.nn.bias_add(tf.matmul(units, weights), biases)
+    return layers.loss_and_accuracy(logits(images), labels)

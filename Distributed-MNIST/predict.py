@@ -5,13 +5,13 @@
 FILE.npy is an array of float32, [images, pixels], with values from 0 to 1.
 """
 
-import console  # first: it loads TensorFlow without its banners
 import os
 import sys
 
 from absl import flags
 import numpy as np
-import tensorflow.compat.v1 as tf
+from tfdist import console
+from tfdist.quiet import tf
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string('model_dir', None, 'the --model_dir of a run; its newest export is taken')

@@ -5,12 +5,13 @@
 Without --job_name, the task that TF_CONFIG names.
 """
 
-import console  # first: it loads TensorFlow without its banners
 import json
 import os
 import sys
 
 from absl import flags
+from tfdist import console
+
 import evaluator
 import ps
 import worker

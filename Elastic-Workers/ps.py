@@ -1,25 +1,18 @@
 """A parameter server: holds variables and applies updates to them, for whichever workers there are.
 
-Differs from Distributed-Setup: it knows no worker at the start, and no other ps.
+It knows no worker at the start, and no other ps.
 """
 
-import console  # first: it loads TensorFlow without its banners
-from absl import flags
-import cluster
-import membership
-import tensorflow.compat.v1 as tf
-
-FLAGS = flags.FLAGS
+from tfdist import cluster, console, membership, sessions
+from tfdist.quiet import tf
 
 
-def main(_):
+def serve(_):
     resolver = cluster.resolve('ps', jobs=('ps',), alone=True)
-    config = tf.ConfigProto(intra_op_parallelism_threads=FLAGS.num_threads,
-                            inter_op_parallelism_threads=FLAGS.num_threads)
-    server = tf.train.Server(resolver.cluster_spec(), 'ps', resolver.task_id, config=config)
-    # Not server.join(), which never returns.
-    membership.serve(server, resolver)
+    server = tf.train.Server(resolver.cluster_spec(), 'ps', resolver.task_id,
+                             config=sessions.config())
+    membership.serve(server, resolver)  # not server.join(), which never returns
 
 
 if __name__ == '__main__':
-    console.run(main)
+    console.run(serve)

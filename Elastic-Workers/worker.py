@@ -8,177 +8,39 @@ goes. It knows the parameter servers and itself. SIGTERM makes it leave after th
 in, and the others do the rest. Worker 0, the chief, saves and tests, and has to stay.
 """
 
-import console  # first: it loads TensorFlow without its banners
 import signal
-import sys
 import threading
 import time
 
 from absl import flags
-import cluster
-import membership
+from tfdist import (building, checkpoints, cluster, console, exchange, liveness, membership, report,
+                    seam, sessions, training_flags, transfer)
+from tfdist.quiet import tf
+
 import model
-import tensorflow.compat.v1 as tf
-import transfer
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer('train_steps', 3000, 'updates of the center, by all workers', lower_bound=1)
-flags.DEFINE_integer('batch_size', 32, 'examples in the batch of a local step', lower_bound=1)
-flags.DEFINE_float('learning_rate', 0.1, 'step size', lower_bound=0)
-flags.DEFINE_integer('seed', 1, 'of the initial values and the order of the examples')
-flags.DEFINE_string('model_dir', None, 'directory for checkpoints and summaries, seen by all tasks')
-flags.DEFINE_float('save_checkpoint_secs', 60, 'time between checkpoints', lower_bound=0.1)
-flags.DEFINE_integer('log_every_n_steps', 500, 'local steps between two lines', lower_bound=1)
-flags.DEFINE_list('straggler', [], 'worker:seconds[,...], artificial delays of each local step')
+training_flags.define(train_steps=3000, learning_rate=0.1)
 flags.DEFINE_boolean('use_locking', False, 'let one worker at a time write to a variable')
 flags.DEFINE_list('join_at', [], 'worker:share[,...], this worker waits until so much of the '
                   'steps is done')
 flags.DEFINE_list('leave_at', [], 'worker:share[,...], it leaves when so much of them is done')
 
 
-def pull(variables, global_step):
-    """Reads the global step, then the variables, each on its ps.
+class Scheme(seam.Seam):
+    """HogWild!: one pull and one push in each local step, and no coordination."""
 
-    Returns:
-      List of tensors on the ps: the global step, then the variables' values in order. Updates that
-      are counted later may be in the values already.
-    """
-    with tf.device(global_step.device):
-        step = global_step.read_value()
-    values = []
-    for variable in variables:
-        with tf.control_dependencies([step]), tf.device(variable.device):
-            values.append(variable.read_value())
-    return [step] + values
-
-
-def count(global_step, step_read):
-    """Counts an update of the center.
-
-    Args:
-      global_step: integer `tf.Variable`; it gets 1 more.
-      step_read: integer scalar tensor, the global step when the update's parameters were read.
-
-    Returns:
-      Two integer scalar tensors: the global step with this update, a number that no other update
-      gets; and the update's staleness, how many others were counted since `step_read`.
-    """
-    with tf.device(global_step.device):
-        before = tf.raw_ops.ResourceCountUpTo(resource=global_step.handle, limit=tf.int64.max,
-                                              T=tf.int64)
-        both = tf.stack([before + 1, before - step_read])  # they travel as one
-    return tf.unstack(both)
-
-
-class Scheme:
-    """HogWild!: one pull and one push in each local step, and no coordination.
-
-    Attributes:
-      hooks: list of `tf.train.SessionRunHook` that the scheme needs.
-      pull: list of tensors, the global step and the variables' values as read.
-      train_op: dict of tensors to run again and again: 'global_step' after this worker's update;
-        'loss' and 'accuracy' on its batch; 'staleness' of the update: how many others came between
-        its read and its write.
-    """
-
-    @staticmethod
-    def local_steps(_):
-        """Returns how many local steps, each on a fresh batch, one run of `train_op` makes."""
-        return 1
-
-    def __init__(self, loss_at, variables, global_step, hparams, task_index, num_workers):
-        """Makes the ops.
-
-        Args:
-          loss_at: function of a list of tensors, values for the variables, that returns the float32
-            scalars loss and accuracy on a fresh batch.
-          variables: list of `tf.Variable`, the center.
-          global_step: integer `tf.Variable`, counts updates of the center.
-          hparams: object with the attributes learning_rate and use_locking.
-          task_index: int, which worker this is.
-          num_workers: int, how many there are.
-        """
-        self.hooks = []
-        self.pull = pull(variables, global_step)
+    def make(self, loss_at, variables, global_step, hparams, task_index, num_workers):
+        self.pull = exchange.pull(variables, global_step)
         step_read, center = self.pull[0], transfer.to_worker(self.pull[1:])
         loss, accuracy = loss_at(center)
         gradients = tf.gradients(loss, center)
-        gradients = transfer.to_ps(gradients, variables)
-        with tf.device(global_step.device):  # where the step size is wanted
-            push = tf.train.GradientDescentOptimizer(
-                hparams.learning_rate, hparams.use_locking).apply_gradients(
-                    zip(gradients, variables))
+        self.computed = {'loss': loss, 'accuracy': accuracy}
+        self.pushed = exchange.known(gradients)
+        optimizer = tf.train.GradientDescentOptimizer(hparams.learning_rate, hparams.use_locking)
+        push = exchange.apply(optimizer, gradients, variables, global_step)
         with tf.control_dependencies([push]):
-            step, staleness = count(global_step, step_read)
-        self.train_op = {'global_step': step, 'loss': loss, 'accuracy': accuracy,
-                         'staleness': staleness}
-
-    def wait(self):
-        """Returns when this worker may begin its next run: at once, it waits for nobody."""
-
-
-def make_loss_at(variables, batches, delay):
-    """Makes the function that trains on values which are not (or not yet) in variables.
-
-    Args:
-      variables: list of `tf.Variable`, made by `model.loss_and_accuracy`.
-      batches: list of what `model.loss_and_accuracy` takes, one for each call.
-      delay: float, seconds to waste on each batch.
-
-    Returns:
-      Function of a list of tensors, values for the variables: builds the model with these values in
-      the variables' place, on a fresh batch, and returns its loss and its accuracy.
-    """
-    names = [variable.op.name for variable in variables]
-    fresh = iter(batches)
-
-    def loss_at(values):
-        value_of = dict(zip(names, values))
-
-        def get(getter, name, *args, **kwargs):
-            return value_of[name] if name in value_of else getter(name, *args, **kwargs)
-
-        batch = next(fresh)
-        if delay:
-            with tf.control_dependencies(values):
-                wasted = tf.py_func(lambda: time.sleep(delay), [], [])
-            with tf.control_dependencies([wasted]):
-                batch = [tf.identity(tensor) for tensor in batch]
-        with tf.variable_scope(tf.get_variable_scope(), reuse=True, custom_getter=get):
-            return model.loss_and_accuracy(*batch)
-
-    return loss_at
-
-
-def straggler_delay(task_index):
-    """Returns the seconds that --straggler lets this worker waste in each local step."""
-    try:
-        parts = [part.split(':') for part in FLAGS.straggler]
-        delays = {int(worker): float(seconds) for worker, seconds in parts}
-        if not all(0 <= delay < 1e6 for delay in delays.values()):
-            raise ValueError
-    except ValueError:
-        sys.exit(f'--straggler={",".join(FLAGS.straggler)} is not of the form worker:seconds, such '
-                 'as 1:0.05, or several of these by commas.')
-    return delays.get(task_index, 0.0)
-
-
-class PastTheHooks(tf.train.SessionRunHook):
-    """Trains past the hooks, which ask the ps for the global step in every run.
-
-    It is a hook to get hold of each new session: there is one after each failure of a ps.
-    """
-
-    def __init__(self, scheme):
-        self._scheme = scheme
-
-    def after_create_session(self, session, coord):
-        self._run = session.make_callable(self._scheme.train_op)
-
-    def run(self):
-        """Waits until this worker may go on, and returns the values of one run of `train_op`."""
-        self._scheme.wait()
-        return self._run()
+            self.push = exchange.count(global_step, step_read)
 
 
 def at_step(flag, task_index, otherwise):
@@ -187,33 +49,22 @@ def at_step(flag, task_index, otherwise):
     Args:
       flag: string, its name.
       task_index: int, this worker.
-      otherwise: int, what to return if the flag does not name this worker.
+      otherwise: float, the share of all steps if the flag does not name this worker.
     """
-    try:
-        parts = [part.split(':') for part in FLAGS[flag].value]
-        shares = {int(worker): float(share) for worker, share in parts}
-        if not all(0 <= share <= 1 for share in shares.values()):
-            raise ValueError
-    except ValueError:
-        sys.exit(f'--{flag}={",".join(FLAGS[flag].value)} is not of the form worker:share, such as '
-                 '1:0.5, or several of these by commas.')
-    return int(shares[task_index] * FLAGS.train_steps) if task_index in shares else otherwise
+    share = training_flags.of_worker(flag, task_index, otherwise, most=1,
+                                     form='worker:share, such as 1:0.5')
+    return int(share * FLAGS.train_steps)
 
 
-def main(_):
-    # Differs from Distributed-Setup: the server is booted without a cluster, and told with each
-    # session who is in it: the ps and this worker. So the ps need not know it.
+def join_and_train(_):
+    # The server is booted without a cluster, and told with each session who is in it: the ps and
+    # this worker. So the ps need not know it.
     resolver = cluster.resolve('worker', alone=True)
     cluster_spec, task_index = resolver.cluster_spec(), resolver.task_id
-    join_at = at_step('join_at', task_index, 0)
-    last_step = at_step('leave_at', task_index, FLAGS.train_steps)
+    join_at, last_step = at_step('join_at', task_index, 0), at_step('leave_at', task_index, 1)
     is_chief = task_index == 0
     worker_device = f'/job:worker/task:{task_index}'
-    config = tf.ConfigProto(
-        cluster_def=cluster_spec.as_cluster_def(),
-        intra_op_parallelism_threads=FLAGS.num_threads,
-        inter_op_parallelism_threads=FLAGS.num_threads,
-        gpu_options=tf.GPUOptions(allow_growth=True))
+    config = sessions.config(cluster_def=cluster_spec.as_cluster_def())
     # All such sessions work on the same variables; otherwise each would have its own.
     config.experimental.share_session_state_in_clusterspec_propagation = True
     # Under another name than in the cluster, which would be refused.
@@ -233,28 +84,30 @@ def main(_):
         # Nobody knows how many shards would be needed: all data, in an order of this worker's own.
         batches = model.train_batches(FLAGS.batch_size, local_steps,
                                       seed=FLAGS.seed + 1000 * task_index)
-        loss_at = make_loss_at(center, batches, straggler_delay(task_index))
+        loss_at = building.make_loss_at(model.loss_and_accuracy, center, batches,
+                                        training_flags.straggler_delay(task_index))
         scheme = Scheme(loss_at, center, global_step, FLAGS, task_index, num_workers=None)
 
-    past_the_hooks = PastTheHooks(scheme)
+    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait,
+                                           test_accuracy if is_chief else None)
     member = membership.Member(resolver)
     hooks = scheme.hooks + [past_the_hooks, member]
-    cluster.watch(resolver)
+    liveness.watch(resolver)
     if is_chief:
         session = tf.train.MonitoredTrainingSession(
             server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,
-            scaffold=cluster.chief_scaffold(FLAGS.model_dir), hooks=hooks, config=config,
+            scaffold=checkpoints.chief_scaffold(FLAGS.model_dir), hooks=hooks, config=config,
             save_checkpoint_secs=FLAGS.save_checkpoint_secs, save_summaries_steps=None,
             save_summaries_secs=None, log_step_count_steps=None)
     else:
         session = tf.train.MonitoredSession(
-            cluster.WorkerSessionCreator(server.target, config), hooks)
+            sessions.WorkerSessionCreator(server.target, config), hooks)
 
     with session:
+        progress = report.Progress(f'worker {task_index}', session.run(global_step), is_chief)
         while session.run(global_step) < join_at and not leaving.is_set():
             time.sleep(0.1)
         session.run_step_fn(lambda step_context: member.join(step_context.session))
-        progress = console.Progress(f'worker {task_index}', session.run(global_step), is_chief)
 
         def goes_on():
             return progress.global_step < last_step and not leaving.is_set()
@@ -262,18 +115,18 @@ def main(_):
         def train(step_context):
             """Trains past the hooks for a second, and then runs them: checkpoints."""
             until = time.time() + 1
-            with cluster.failures_of_ps():
+            with sessions.failures_of_ps():
                 while time.time() < until and goes_on():
                     progress.add(past_the_hooks.run(), local_steps)
                 step_context.run_with_hooks(global_step)
 
         while goes_on() and not session.should_stop():
             session.run_step_fn(train)
-        progress.done()
         member.is_done = progress.global_step >= FLAGS.train_steps
+        progress.done()
         if is_chief:
             progress.test(session.run(test_accuracy))
 
 
 if __name__ == '__main__':
-    console.run(main)
+    console.run(join_and_train)

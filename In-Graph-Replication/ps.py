@@ -1,24 +1,20 @@
 """A parameter server: holds the variables and applies the updates of the chief's graph to them.
 
-Differs from Distributed-Setup: it is the chief that says when this task is needed no longer.
+It is the chief that says when this task is needed no longer.
 """
 
-import console  # first: it loads TensorFlow without its banners
-from absl import flags
-import cluster
-import tensorflow.compat.v1 as tf
+from tfdist import cluster, console, ending, sessions
+from tfdist.quiet import tf
 
-FLAGS = flags.FLAGS
+JOBS = 'chief', 'ps', 'worker'
 
 
-def main(_):
-    resolver = cluster.resolve('ps', jobs=('chief', 'ps', 'worker'))
-    config = tf.ConfigProto(intra_op_parallelism_threads=FLAGS.num_threads,
-                            inter_op_parallelism_threads=FLAGS.num_threads)
-    server = tf.train.Server(resolver.cluster_spec(), 'ps', resolver.task_id, config=config)
-    # Not server.join(), which never returns.
-    cluster.wait_until_done(server, resolver, job='chief')
+def serve(_):
+    resolver = cluster.resolve('ps', JOBS)
+    server = tf.train.Server(resolver.cluster_spec(), 'ps', resolver.task_id,
+                             config=sessions.config())
+    ending.wait_until_done(server, resolver, job='chief')  # not server.join(), which never returns
 
 
 if __name__ == '__main__':
-    console.run(main)
+    console.run(serve)

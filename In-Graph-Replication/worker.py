@@ -1,22 +1,16 @@
 """A worker: runs the replica that the chief's graph puts on it. It has no graph of its own."""
 
-import console  # first: it loads TensorFlow without its banners
-from absl import flags
-import cluster
-import tensorflow.compat.v1 as tf
+from tfdist import cluster, console, ending, sessions
+from tfdist.quiet import tf
 
-FLAGS = flags.FLAGS
 JOBS = 'chief', 'ps', 'worker'
 
 
 def serve(_):
     resolver = cluster.resolve('worker', JOBS)
-    config = tf.ConfigProto(intra_op_parallelism_threads=FLAGS.num_threads,
-                            inter_op_parallelism_threads=FLAGS.num_threads,
-                            gpu_options=tf.GPUOptions(allow_growth=True))
-    server = tf.train.Server(resolver.cluster_spec(), 'worker', resolver.task_id, config=config)
-    # Not server.join(), which never returns.
-    cluster.wait_until_done(server, resolver, job='chief')
+    server = tf.train.Server(resolver.cluster_spec(), 'worker', resolver.task_id,
+                             config=sessions.config())
+    ending.wait_until_done(server, resolver, job='chief')  # not server.join(), which never returns
 
 
 if __name__ == '__main__':

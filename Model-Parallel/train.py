@@ -10,25 +10,20 @@ chief, builds the one graph, and asks the workers to run it.
 Jeffrey Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, section 3.
 """
 
-import console  # first: it loads TensorFlow without its banners
 import sys
 import time
 
 from absl import flags
-import cluster
+from tfdist import (checkpoints, cluster, console, ending, layers, liveness, report, sessions,
+                    traffic, training_flags)
+from tfdist.quiet import tf
+
 import model
-import tensorflow.compat.v1 as tf
-import traffic
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer('train_steps', 2000, 'updates of the variables', lower_bound=1)
-flags.DEFINE_integer('batch_size', 32, 'examples in the batch of a step', lower_bound=1)
-flags.DEFINE_float('learning_rate', 0.02, 'step size', lower_bound=0)
+training_flags.define(train_steps=2000, learning_rate=0.02, counted='updates of the variables',
+                      straggler=False)
 flags.DEFINE_float('momentum', 0.9, 'how much of the last step the next one keeps', lower_bound=0)
-flags.DEFINE_integer('seed', 1, 'of the initial values and the order of the examples')
-flags.DEFINE_string('model_dir', None, 'directory for checkpoints and summaries, seen by all tasks')
-flags.DEFINE_float('save_checkpoint_secs', 60, 'time between checkpoints', lower_bound=0.1)
-flags.DEFINE_integer('log_every_n_steps', 500, 'steps between two lines', lower_bound=1)
 flags.DEFINE_enum('split', 'layers', ['layers', 'columns', 'none'],
                   'layers: each worker has some layers; columns: each has columns of the first '
                   'layer, worker 0 also the others; none: worker 0 has all')
@@ -132,9 +127,7 @@ def loss_and_accuracy(images, labels, hparams, sizes, num_workers):
         split = split_by_columns if hparams.split == 'columns' else split_by_layers
         logits = split(images, sizes, 1 if hparams.split == 'none' else num_workers)
     with tf.device(logits.device):
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-        right = tf.equal(tf.argmax(logits, axis=1), labels)
-        return tf.reduce_mean(losses), tf.reduce_mean(tf.cast(right, tf.float32))
+        return layers.loss_and_accuracy(logits, labels)
 
 
 class Scheme:
@@ -172,20 +165,10 @@ class Scheme:
         self.train_op = {'global_step': step, 'loss': loss, 'accuracy': accuracy}
 
 
-class PastTheHooks(tf.train.SessionRunHook):
-    """Runs `fetches` past the hooks, which ask a worker for the global step in every run."""
-
-    def __init__(self, fetches):
-        self._fetches = fetches
-
-    def after_create_session(self, session, coord):
-        self.run = session.make_callable(self._fetches)
-
-
 def measure(progress, session, train_op, num_workers):
     """Trains some steps with a trace, and says what the workers send each other in one."""
     def traced(step_context):
-        with cluster.failures_of_ps():
+        with sessions.failures_of_ps():
             return traffic.trace(step_context.session, train_op, progress, FLAGS.train_steps)
 
     traces = session.run_step_fn(traced)
@@ -199,8 +182,7 @@ def main(_):
     resolver = cluster.resolve('chief', jobs=('chief', 'worker'))
     cluster_spec = resolver.cluster_spec()
     num_workers, sizes = cluster_spec.num_tasks('worker'), layer_sizes()
-    config = tf.ConfigProto(intra_op_parallelism_threads=FLAGS.num_threads,
-                            inter_op_parallelism_threads=FLAGS.num_threads)
+    config = sessions.config()
     server = tf.train.Server(cluster_spec, 'chief', 0, config=config)
 
     tf.set_random_seed(FLAGS.seed)
@@ -213,17 +195,17 @@ def main(_):
     _, test_accuracy = loss_and_accuracy(*test_set, FLAGS, sizes, num_workers)
     scheme = Scheme(loss, accuracy, tf.trainable_variables(), global_step, FLAGS)
 
-    past_the_hooks = PastTheHooks(scheme.train_op)
-    hooks = [past_the_hooks, cluster.SayDone(resolver, jobs=('worker',))]
-    cluster.watch(resolver, 'worker')
+    past_the_hooks = sessions.PastTheHooks(scheme.train_op, test=test_accuracy)
+    hooks = [past_the_hooks, ending.SayDone(resolver, jobs=('worker',))]
+    liveness.watch(resolver, 'worker')
     session = tf.train.MonitoredTrainingSession(
         server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,
-        scaffold=cluster.chief_scaffold(FLAGS.model_dir, 'train'), hooks=hooks, config=config,
+        scaffold=checkpoints.chief_scaffold(FLAGS.model_dir, 'train'), hooks=hooks, config=config,
         save_checkpoint_secs=FLAGS.save_checkpoint_secs, save_summaries_steps=None,
         save_summaries_secs=None, log_step_count_steps=None)
 
     with session:
-        progress = console.Progress('train', session.run(global_step))
+        progress = report.Progress('train', session.run(global_step))
         for worker in range(num_workers):
             progress.say(traffic.kept('worker', worker, tf.global_variables()))
         measure(progress, session, scheme.train_op, num_workers)
@@ -231,7 +213,7 @@ def main(_):
         def train(step_context):
             """Trains past the hooks for a second, and then runs them: checkpoints."""
             until = time.time() + 1
-            with cluster.failures_of_ps():
+            with sessions.failures_of_ps():
                 while time.time() < until and progress.global_step < FLAGS.train_steps:
                     progress.add(past_the_hooks.run())
                 step_context.run_with_hooks(global_step)

@@ -1,18 +1,17 @@
 """The data and the network: the file to replace with your own.
 
-Differs from Distributed-Setup: a small convolutional network with weight decay, digits or CIFAR-10,
-and a pipeline of its own for each tower.
+A small convolutional network with weight decay, digits or CIFAR-10, and a pipeline of its own for
+each tower.
 """
 
 import os
 import sys
 import tarfile
-import urllib.request
 import zlib
 
 from absl import flags
 import numpy as np
-import sklearn.datasets
+from tfdist import batches as pipelines, datasets, layers
 import tensorflow.compat.v1 as tf
 
 FLAGS = flags.FLAGS
@@ -31,12 +30,9 @@ _CLASSES = 10
 
 
 def _digits():
-    """Returns 1,500 digits to train on and 297 to test on, as (images, labels, images, labels)."""
-    images, labels = sklearn.datasets.load_digits(return_X_y=True)
-    # The file is sorted by writer. Shuffled, the test asks for new digits and not for new hands.
-    order = np.random.RandomState(0).permutation(len(labels))
-    images, labels = images[order].reshape(-1, 8, 8, 1) / 16, labels[order]
-    return images[:1500], labels[:1500], images[1500:], labels[1500:]
+    """Returns the digits as images with one channel, see `datasets.digits`."""
+    x, y, test_x, test_y = datasets.digits()
+    return x.reshape(-1, 8, 8, 1), y, test_x.reshape(-1, 8, 8, 1), test_y
 
 
 def _cifar10():
@@ -45,18 +41,7 @@ def _cifar10():
     Raises:
       SystemExit: if the archive is neither there nor to be had, or is not what it should be.
     """
-    path = os.path.join(os.path.expanduser(FLAGS.data_dir), 'cifar-10-binary.tar.gz')
-    if not os.path.exists(path):
-        part = f'{path}.{os.getpid()}'  # several workers may download at once
-        try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            urllib.request.urlretrieve(_CIFAR_URL, part)
-            os.replace(part, path)
-        except OSError as error:
-            if os.path.exists(part):
-                os.remove(part)
-            sys.exit(f'--dataset=cifar10: there is no {path}, and downloading {_CIFAR_URL} failed '
-                     f'({error}). Put the file there, or name its directory with --data_dir.')
+    path = datasets.fetch(_CIFAR_URL, FLAGS.data_dir, 'cifar10')
     try:
         with tarfile.open(path, 'r:gz') as archive:
             train, test = [], []
@@ -83,15 +68,7 @@ def load():
     That is, to train on and to test on: (images, labels, images, labels).
     """
     arrays = _digits() if FLAGS.dataset == 'digits' else _cifar10()
-    return [a.astype(np.float32 if a.ndim > 1 else np.int64) for a in arrays]
-
-
-def _tensors(images, labels):
-    """Returns both arrays as tensors that stay out of the graph, which has to fit a message."""
-    tensors = tf.py_func(lambda: (images, labels), [], [tf.float32, tf.int64])
-    for tensor, array in zip(tensors, (images, labels)):
-        tensor.set_shape(array.shape)
-    return tuple(tensors)
+    return [pipelines.cast(array) for array in arrays]
 
 
 def train_batches(arrays, batch_size, shards, num_shards, seed=0):
@@ -110,20 +87,15 @@ def train_batches(arrays, batch_size, shards, num_shards, seed=0):
     """
     batches = []
     for shard in shards:
-        images, labels = (array[shard::num_shards] for array in arrays[:2])
-        dataset = tf.data.Dataset.from_tensor_slices(_tensors(images, labels))
-        dataset = dataset.shuffle(len(images), seed=seed * num_shards + shard).repeat()
-        dataset = dataset.batch(batch_size, drop_remainder=True).prefetch(2)
-        iterator = tf.data.make_initializable_iterator(dataset)
-        # Sessions initialize tables, and so this iterator, whenever they begin.
-        tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
-        batches.append(iterator.get_next())
+        dataset = pipelines.shuffled(arrays[:2], shard, num_shards, seed)
+        batches.append(pipelines.next_of(
+            dataset.batch(batch_size, drop_remainder=True).prefetch(2)))
     return batches
 
 
 def test_set(arrays):
     """Returns the whole test set as one batch, a pair of tensors as from `train_batches`."""
-    return _tensors(*arrays[2:])
+    return pipelines.tensors(arrays[2:])
 
 
 def loss_and_accuracy(images, labels):
@@ -155,9 +127,7 @@ def loss_and_accuracy(images, labels):
     with tf.variable_scope('logits'):
         weights, biases = _weights([units.shape[1], _CLASSES])
         logits = tf.nn.bias_add(tf.matmul(units, weights), biases)
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-    right = tf.equal(tf.argmax(logits, axis=1), labels)
-    return tf.reduce_mean(losses), tf.reduce_mean(tf.cast(right, tf.float32))
+    return layers.loss_and_accuracy(logits, labels)
 
 
 def _weights(shape):

@@ -7,12 +7,13 @@ own tower again and again, and waits for nobody: HogWild! within a process. A gl
 update by one tower.
 """
 
-import console  # first: it loads TensorFlow without its banners
 import threading
 
 from absl import flags
+from tfdist import checkpoints, console, report, sessions
+from tfdist.quiet import tf
+
 import model
-import tensorflow.compat.v1 as tf
 import towers
 
 FLAGS = flags.FLAGS
@@ -90,15 +91,16 @@ def main(_):
         with tf.variable_scope(tf.get_variable_scope(), reuse=True):
             _, test_accuracy = model.loss_and_accuracy(*model.test_set(arrays))
 
-    past_the_hooks = [towers.PastTheHooks(step) for step in steps]
-    console.check_model_dir(FLAGS.model_dir)
+    past_the_hooks = [sessions.PastTheHooks(step, test=None if i else test_accuracy)
+                      for i, step in enumerate(steps)]
+    checkpoints.check_model_dir(FLAGS.model_dir)
     with tf.train.MonitoredTrainingSession(
             checkpoint_dir=FLAGS.model_dir, config=tf.ConfigProto(**options),
-            scaffold=tf.train.Scaffold(saver=console.Saver('threads')),
+            scaffold=tf.train.Scaffold(saver=checkpoints.Saver('threads')),
             hooks=past_the_hooks + towers.summary_hooks(tower_list, FLAGS.model_dir),
             save_checkpoint_secs=FLAGS.save_checkpoint_secs, save_summaries_steps=None,
             save_summaries_secs=None, log_step_count_steps=None) as session:
-        progress = console.Progress('threads', session.run(global_step))
+        progress = report.Progress('threads', session.run(global_step))
         progress.say(words)
         coord = tf.train.Coordinator()
         threads = train([hook.run for hook in past_the_hooks], progress.add, FLAGS.train_steps,

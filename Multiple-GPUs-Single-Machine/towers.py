@@ -11,7 +11,6 @@ are in the memory of the machine, and each step each GPU reads them and sends ba
 with a thread of its own.
 """
 
-import console  # first: it loads TensorFlow without its banners
 import collections
 import os
 import re
@@ -19,23 +18,20 @@ import sys
 import time
 
 from absl import flags
+from tfdist import checkpoints, console, report, sessions, training_flags
+from tfdist.quiet import tf
+
 import model
-import tensorflow.compat.v1 as tf
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer('train_steps', 1000, 'updates of the variables', lower_bound=1)
-flags.DEFINE_integer('batch_size', 32, 'examples in the batch of a tower', lower_bound=1)
-flags.DEFINE_float('learning_rate', 0.1, 'step size at the beginning', lower_bound=0)
+training_flags.define(train_steps=1000, learning_rate=0.1, counted='updates of the variables',
+                      straggler=False)
 flags.DEFINE_float('decay_rate', 0.5, 'by which the step size is multiplied every decay_steps',
                    lower_bound=0)
 flags.DEFINE_integer('decay_steps', 1000, 'after so many updates; gradually', lower_bound=1)
 flags.DEFINE_integer('num_gpus', None, 'towers of this process, each on a GPU, or if there is '
                      'none on a virtual CPU device; by default the GPUs there are, else 2',
                      lower_bound=1)
-flags.DEFINE_integer('seed', 1, 'of the initial values and the order of the examples')
-flags.DEFINE_string('model_dir', None, 'directory for checkpoints and summaries')
-flags.DEFINE_float('save_checkpoint_secs', 60, 'time between checkpoints', lower_bound=0.1)
-flags.DEFINE_integer('log_every_n_steps', 500, 'local steps between two lines', lower_bound=1)
 
 Tower = collections.namedtuple('Tower', ['loss', 'accuracy', 'gradients'])
 
@@ -162,16 +158,6 @@ def summary_hooks(towers, model_dir):
                                       output_dir=os.path.join(model_dir, 'last-tower'))]
 
 
-class PastTheHooks(tf.train.SessionRunHook):
-    """Runs `fetches` past the hooks, which together take longer than a step of a small network."""
-
-    def __init__(self, fetches):
-        self._fetches = fetches
-
-    def after_create_session(self, session, coord):
-        self.run = session.make_callable(self._fetches)
-
-
 def main(_):
     devices, options, words = find_devices(FLAGS.num_gpus)
     tf.set_random_seed(FLAGS.seed)
@@ -185,15 +171,15 @@ def main(_):
         with tf.variable_scope(tf.get_variable_scope(), reuse=True):
             _, test_accuracy = model.loss_and_accuracy(*model.test_set(arrays))
 
-    past_the_hooks = PastTheHooks(train_op)
-    console.check_model_dir(FLAGS.model_dir)
+    past_the_hooks = sessions.PastTheHooks(train_op, test=test_accuracy)
+    checkpoints.check_model_dir(FLAGS.model_dir)
     with tf.train.MonitoredTrainingSession(
             checkpoint_dir=FLAGS.model_dir, config=tf.ConfigProto(**options),
-            scaffold=tf.train.Scaffold(saver=console.Saver('towers')),
+            scaffold=tf.train.Scaffold(saver=checkpoints.Saver('towers')),
             hooks=[past_the_hooks] + summary_hooks(towers, FLAGS.model_dir),
             save_checkpoint_secs=FLAGS.save_checkpoint_secs, save_summaries_steps=None,
             save_summaries_secs=None, log_step_count_steps=None) as session:
-        progress = console.Progress('towers', session.run(global_step))
+        progress = report.Progress('towers', session.run(global_step))
         progress.say(words)
 
         def train(step_context):

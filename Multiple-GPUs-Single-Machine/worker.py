@@ -7,13 +7,13 @@ one tower in each worker (`MODE=workers bash run.sh`, a process for each GPU) it
 travels in each step: the variables to each tower, and the mean of the towers' gradients to the ps.
 """
 
-import console  # first: it loads TensorFlow without its banners
 import time
 
 from absl import flags
-import cluster
+from tfdist import checkpoints, cluster, console, ending, liveness, report, sessions
+from tfdist.quiet import tf
+
 import model
-import tensorflow.compat.v1 as tf
 import towers
 
 FLAGS = flags.FLAGS
@@ -36,11 +36,8 @@ def train(_):
     is_chief = task_index == 0
     worker_device = f'/job:worker/task:{task_index}'
     devices, options, words = towers.find_devices(FLAGS.num_gpus)
-    config = tf.ConfigProto(
-        # Without filters a session waits for all tasks of the cluster, and not only for the ps.
-        device_filters=['/job:ps', worker_device],
-        intra_op_parallelism_threads=FLAGS.num_threads,
-        inter_op_parallelism_threads=FLAGS.num_threads, **options)
+    # Without filters a session waits for all tasks of the cluster, and not only for the ps.
+    config = sessions.config(device_filters=['/job:ps', worker_device], **options)
     # The server owns the devices, so it has to know how many there are.
     server = tf.train.Server(cluster_spec, 'worker', task_index, config=config)
 
@@ -57,28 +54,28 @@ def train(_):
         with tf.variable_scope(tf.get_variable_scope(), reuse=True):
             _, test_accuracy = model.loss_and_accuracy(*model.test_set(arrays))
 
-    past_the_hooks = towers.PastTheHooks(train_op)
-    hooks = [past_the_hooks, cluster.SayDone(resolver)]
-    cluster.watch(resolver)
+    past_the_hooks = sessions.PastTheHooks(train_op, test=test_accuracy if is_chief else None)
+    hooks = [past_the_hooks, ending.SayDone(resolver)]
+    liveness.watch(resolver)
     if is_chief:
         session = tf.train.MonitoredTrainingSession(
             server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,
-            scaffold=cluster.chief_scaffold(FLAGS.model_dir), config=config,
+            scaffold=checkpoints.chief_scaffold(FLAGS.model_dir), config=config,
             hooks=towers.summary_hooks(tower_list, FLAGS.model_dir) + hooks,
             save_checkpoint_secs=FLAGS.save_checkpoint_secs, save_summaries_steps=None,
             save_summaries_secs=None, log_step_count_steps=None)
     else:
         session = tf.train.MonitoredSession(
-            cluster.WorkerSessionCreator(server.target, config), hooks)
+            sessions.WorkerSessionCreator(server.target, config), hooks)
 
     with session:
-        progress = console.Progress(f'worker {task_index}', session.run(global_step), is_chief)
+        progress = report.Progress(f'worker {task_index}', session.run(global_step), is_chief)
         progress.say(words)
 
         def train_a_second(step_context):
             """Trains past the hooks for a second, and then runs them: checkpoints, summaries."""
             until = time.time() + 1
-            with cluster.failures_of_ps():
+            with sessions.failures_of_ps():
                 while time.time() < until and progress.global_step < FLAGS.train_steps:
                     progress.add(past_the_hooks.run(), len(devices))
                 step_context.run_with_hooks(global_step)

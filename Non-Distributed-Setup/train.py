@@ -5,23 +5,18 @@
 Distributed-Setup is the same with the variables on a parameter server.
 """
 
-import console  # first: it loads TensorFlow without its banners
 import time
 
 from absl import flags
+from tfdist import checkpoints, console, report, sessions, training_flags
+from tfdist.quiet import tf
+
 import model
-import tensorflow.compat.v1 as tf
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer('train_steps', 3000, 'updates of the variables', lower_bound=1)
-flags.DEFINE_integer('batch_size', 32, 'examples in the batch of a step', lower_bound=1)
-flags.DEFINE_float('learning_rate', 0.1, 'step size', lower_bound=0)
-flags.DEFINE_integer('seed', 1, 'of the initial values and the order of the examples')
-flags.DEFINE_string('model_dir', None, 'directory for checkpoints and summaries')
-flags.DEFINE_float('save_checkpoint_secs', 60, 'time between checkpoints', lower_bound=0.1)
-flags.DEFINE_integer('log_every_n_steps', 500, 'steps between two lines', lower_bound=1)
-flags.DEFINE_integer('num_threads', 1, "threads in each of TensorFlow's two pools; 0: one per core",
-                     lower_bound=0)
+training_flags.define(train_steps=3000, learning_rate=0.1, counted='updates of the variables',
+                      straggler=False)
+FLAGS.set_default('num_threads', 1)
 
 
 def sgd(loss, accuracy, variables, global_step, learning_rate):
@@ -43,16 +38,6 @@ def sgd(loss, accuracy, variables, global_step, learning_rate):
         return {'global_step': global_step.read_value(), 'loss': loss, 'accuracy': accuracy}
 
 
-class PastTheHooks(tf.train.SessionRunHook):
-    """Runs `fetches` past the hooks, which together take longer than a step of a small network."""
-
-    def __init__(self, fetches):
-        self._fetches = fetches
-
-    def after_create_session(self, session, coord):
-        self.run = session.make_callable(self._fetches)
-
-
 def main(_):
     tf.set_random_seed(FLAGS.seed)
     global_step = tf.train.get_or_create_global_step()
@@ -63,17 +48,15 @@ def main(_):
         loss, accuracy = model.loss_and_accuracy(*batch)
     train_op = sgd(loss, accuracy, variables, global_step, FLAGS.learning_rate)
 
-    past_the_hooks = PastTheHooks(train_op)
-    console.check_model_dir(FLAGS.model_dir)
-    scaffold = tf.train.Scaffold(saver=console.Saver('train'))
-    config = tf.ConfigProto(intra_op_parallelism_threads=FLAGS.num_threads,
-                            inter_op_parallelism_threads=FLAGS.num_threads)
+    past_the_hooks = sessions.PastTheHooks(train_op, test=test_accuracy)
+    checkpoints.check_model_dir(FLAGS.model_dir)
+    scaffold = tf.train.Scaffold(saver=checkpoints.Saver('train'))
     with tf.train.MonitoredTrainingSession(
             checkpoint_dir=FLAGS.model_dir, scaffold=scaffold, hooks=[past_the_hooks],
-            config=config, save_checkpoint_secs=FLAGS.save_checkpoint_secs,
+            config=sessions.config(), save_checkpoint_secs=FLAGS.save_checkpoint_secs,
             save_summaries_steps=None, save_summaries_secs=None, log_step_count_steps=None
     ) as session:
-        progress = console.Progress('train', session.run(global_step))
+        progress = report.Progress('train', session.run(global_step))
 
         def train(step_context):
             """Trains past the hooks for a second, and one step with them: checkpoints."""

@@ -7,25 +7,18 @@ differs is where it goes: --strategy spreads the center over the parameter serve
 the most to read and to write is the one that all workers wait for.
 """
 
-import console  # first: it loads TensorFlow without its banners
 import sys
 import time
 
 from absl import flags
-import cluster
+from tfdist import (building, checkpoints, cluster, console, ending, exchange, liveness, report,
+                    seam, sessions, traffic, training_flags)
+from tfdist.quiet import tf
+
 import networks as model  # model.py, and other networks to choose from
-import tensorflow.compat.v1 as tf
-import traffic
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer('train_steps', 3000, 'updates of the center, by all workers', lower_bound=1)
-flags.DEFINE_integer('batch_size', 32, 'examples in the batch of a local step', lower_bound=1)
-flags.DEFINE_float('learning_rate', 0.1, 'step size', lower_bound=0)
-flags.DEFINE_integer('seed', 1, 'of the initial values and the order of the examples')
-flags.DEFINE_string('model_dir', None, 'directory for checkpoints and summaries, seen by all tasks')
-flags.DEFINE_float('save_checkpoint_secs', 60, 'time between checkpoints', lower_bound=0.1)
-flags.DEFINE_integer('log_every_n_steps', 500, 'local steps between two lines', lower_bound=1)
-flags.DEFINE_list('straggler', [], 'worker:seconds[,...], artificial delays of each local step')
+training_flags.define(train_steps=3000, learning_rate=0.1)
 flags.DEFINE_enum('strategy', 'greedy', ['round_robin', 'greedy', 'partitioned', 'fused'],
                   'round_robin: one variable each, in turn; greedy: each to the ps that has the '
                   'fewest bytes; partitioned: of each variable a part to each ps; fused: all '
@@ -143,162 +136,18 @@ class Placement:
         return whole
 
 
-def pull(variables, global_step):
-    """Reads the global step, then the variables, each on its ps.
+class Scheme(seam.Seam):
+    """Plain SGD on a center that lives on the ps: one pull and one push in each local step."""
 
-    Returns:
-      List of tensors on the ps: the global step, then the variables' values in order. Updates that
-      are counted later may be in the values already.
-    """
-    with tf.device(global_step.device):
-        step = global_step.read_value()
-    values = []
-    for variable in variables:
-        with tf.control_dependencies([step]), tf.device(variable.device):
-            values.append(variable.read_value())
-    return [step] + values
-
-
-def count(global_step, step_read):
-    """Counts an update of the center.
-
-    Args:
-      global_step: integer `tf.Variable`; it gets 1 more.
-      step_read: integer scalar tensor, the global step when the update's parameters were read.
-
-    Returns:
-      Two integer scalar tensors: the global step with this update, a number that no other update
-      gets; and the update's staleness, how many others were counted since `step_read`.
-    """
-    with tf.device(global_step.device):
-        before = tf.raw_ops.ResourceCountUpTo(resource=global_step.handle, limit=tf.int64.max,
-                                              T=tf.int64)
-        both = tf.stack([before + 1, before - step_read])  # they travel as one
-    return tf.unstack(both)
-
-
-def gradients_at(loss_at, values):
-    """Makes a fresh batch's gradients at `values`.
-
-    Returns:
-      A list of dense tensors of the values' shapes, and the batch's loss and accuracy.
-    """
-    loss, accuracy = loss_at(values)
-    gradients = tf.gradients(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    return [tf.convert_to_tensor(gradient) for gradient in gradients], loss, accuracy
-
-
-def add_to(variables, deltas):
-    """Returns an op that adds `deltas` to the variables, each where it lives; none is lost."""
-    updates = []
-    for variable, delta in zip(variables, deltas):
-        with tf.device(variable.device):  # else the group is on the worker, and the next op waits
-            updates.append(variable.assign_add(delta, read_value=False))
-    return tf.group(*updates)
-
-
-class Scheme:
-    """Plain SGD on a center that lives on the ps: one pull and one push in each local step.
-
-    Attributes:
-      hooks: list of `tf.train.SessionRunHook` that the scheme needs.
-      pull: list of tensors, the global step and the variables' values as read.
-      train_op: dict of tensors to run again and again: 'global_step' after this worker's update;
-        'loss' and 'accuracy' on its batch.
-    """
-
-    @staticmethod
-    def local_steps(_):
-        """Returns how many local steps, each on a fresh batch, one run of `train_op` makes."""
-        return 1
-
-    def __init__(self, loss_at, variables, global_step, hparams, task_index, num_workers):
-        """Makes the ops.
-
-        Args:
-          loss_at: function of a list of tensors, values for the variables, that returns the float32
-            scalars loss and accuracy on a fresh batch.
-          variables: list of `tf.Variable`, the center.
-          global_step: integer `tf.Variable`, counts updates of the center.
-          hparams: object with the attribute learning_rate.
-          task_index: int, which worker this is.
-          num_workers: int, how many there are.
-        """
-        self.hooks = []
-        self.pull = pull(variables, global_step)
-        gradients, loss, accuracy = gradients_at(loss_at, self.pull[1:])
+    def make(self, loss_at, variables, global_step, hparams, task_index, num_workers):
+        self.pull = exchange.pull(variables, global_step)
+        gradients, loss, accuracy = exchange.gradients_at(loss_at, self.pull[1:])
+        self.computed = {'loss': loss, 'accuracy': accuracy}
         # Not an optimizer's update on the ps: on TensorFlow 1.15 the step size would travel, too.
-        push = add_to(variables, [-hparams.learning_rate * gradient for gradient in gradients])
+        self.pushed = [-hparams.learning_rate * gradient for gradient in gradients]
+        push = exchange.add_to(variables, self.pushed)
         with tf.control_dependencies([push]):
-            step, _ = count(global_step, self.pull[0])
-        self.train_op = {'global_step': step, 'loss': loss, 'accuracy': accuracy}
-
-    def wait(self):
-        """Returns when this worker may begin its next run: at once, it waits for nobody."""
-
-
-def make_loss_at(variables, batches, delay):
-    """Makes the function that trains on values which are not (or not yet) in variables.
-
-    Args:
-      variables: list of `tf.Variable`, made by `model.loss_and_accuracy`.
-      batches: list of what `model.loss_and_accuracy` takes, one for each call.
-      delay: float, seconds to waste on each batch.
-
-    Returns:
-      Function of a list of tensors, values for the variables: builds the model with these values in
-      the variables' place, on a fresh batch, and returns its loss and its accuracy.
-    """
-    names = [variable.op.name for variable in variables]
-    fresh = iter(batches)
-
-    def loss_at(values):
-        value_of = dict(zip(names, values))
-
-        def get(getter, name, *args, **kwargs):
-            return value_of[name] if name in value_of else getter(name, *args, **kwargs)
-
-        batch = next(fresh)
-        if delay:
-            with tf.control_dependencies(values):
-                wasted = tf.py_func(lambda: time.sleep(delay), [], [])
-            with tf.control_dependencies([wasted]):
-                batch = [tf.identity(tensor) for tensor in batch]
-        with tf.variable_scope(tf.get_variable_scope(), reuse=True, custom_getter=get):
-            return model.loss_and_accuracy(*batch)
-
-    return loss_at
-
-
-def straggler_delay(task_index):
-    """Returns the seconds that --straggler lets this worker waste in each local step."""
-    try:
-        parts = [part.split(':') for part in FLAGS.straggler]
-        delays = {int(worker): float(seconds) for worker, seconds in parts}
-        if not all(0 <= delay < 1e6 for delay in delays.values()):
-            raise ValueError
-    except ValueError:
-        sys.exit(f'--straggler={",".join(FLAGS.straggler)} is not of the form worker:seconds, such '
-                 'as 1:0.05, or several of these by commas.')
-    return delays.get(task_index, 0.0)
-
-
-class PastTheHooks(tf.train.SessionRunHook):
-    """Trains past the hooks, which ask the ps for the global step in every run.
-
-    It is a hook to get hold of each new session: there is one after each failure of a ps.
-    """
-
-    def __init__(self, scheme):
-        self._scheme = scheme
-
-    def after_create_session(self, session, coord):
-        self._run = session.make_callable(self._scheme.train_op)
-
-    def run(self):
-        """Waits until this worker may go on, and returns the values of one run of `train_op`."""
-        self._scheme.wait()
-        return self._run()
+            self.push = {'global_step': exchange.count(global_step, self.pull[0])['global_step']}
 
 
 def make_scheme(batches, test_set, global_step, cluster_spec, worker_device):
@@ -322,7 +171,8 @@ def make_scheme(batches, test_set, global_step, cluster_spec, worker_device):
                           {v.op.name[len(scope) + 1:]: v.initial_value for v in wanted},
                           cluster_spec.num_tasks('ps'))
     with tf.variable_scope(scope):
-        network_at = make_loss_at(wanted, [*batches, test_set], straggler_delay(task_index))
+        network_at = building.make_loss_at(model.loss_and_accuracy, wanted, [*batches, test_set],
+                                           training_flags.straggler_delay(task_index))
         scheme = Scheme(lambda values: network_at(placement.whole(values)), placement.variables,
                         global_step, FLAGS, task_index, cluster_spec.num_tasks('worker'))
         _, test_accuracy = network_at(placement.whole(scheme.pull[1:]))
@@ -332,7 +182,7 @@ def make_scheme(batches, test_set, global_step, cluster_spec, worker_device):
 def measure(progress, session, train_op, num_ps):
     """Trains some steps with a trace, and says what one step of worker 0 asks of each ps."""
     def traced(step_context):
-        with cluster.failures_of_ps():
+        with sessions.failures_of_ps():
             return traffic.trace(step_context.session, train_op, progress, FLAGS.train_steps)
 
     traces = session.run_step_fn(traced)
@@ -348,12 +198,8 @@ def place_and_train(_):
     num_ps = cluster_spec.num_tasks('ps')
     is_chief = task_index == 0
     worker_device = f'/job:worker/task:{task_index}'
-    config = tf.ConfigProto(
-        # Without filters a session waits for all tasks of the cluster, and not only for the ps.
-        device_filters=['/job:ps', worker_device],
-        intra_op_parallelism_threads=FLAGS.num_threads,
-        inter_op_parallelism_threads=FLAGS.num_threads,
-        gpu_options=tf.GPUOptions(allow_growth=True))
+    # Without filters a session waits for all tasks of the cluster, and not only for the ps.
+    config = sessions.config(device_filters=['/job:ps', worker_device])
     server = tf.train.Server(cluster_spec, 'worker', task_index, config=config)
 
     tf.set_random_seed(FLAGS.seed)
@@ -365,21 +211,22 @@ def place_and_train(_):
         scheme, test_accuracy = make_scheme(batches, model.test_set(), global_step, cluster_spec,
                                             worker_device)
 
-    past_the_hooks = PastTheHooks(scheme)
-    hooks = scheme.hooks + [past_the_hooks, cluster.SayDone(resolver)]
-    cluster.watch(resolver)
+    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait,
+                                           test_accuracy if is_chief else None)
+    hooks = scheme.hooks + [past_the_hooks, ending.SayDone(resolver)]
+    liveness.watch(resolver)
     if is_chief:
         session = tf.train.MonitoredTrainingSession(
             server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,
-            scaffold=cluster.chief_scaffold(FLAGS.model_dir), hooks=hooks, config=config,
+            scaffold=checkpoints.chief_scaffold(FLAGS.model_dir), hooks=hooks, config=config,
             save_checkpoint_secs=FLAGS.save_checkpoint_secs, save_summaries_steps=None,
             save_summaries_secs=None, log_step_count_steps=None)
     else:
         session = tf.train.MonitoredSession(
-            cluster.WorkerSessionCreator(server.target, config), hooks)
+            sessions.WorkerSessionCreator(server.target, config), hooks)
 
     with session:
-        progress = console.Progress(f'worker {task_index}', session.run(global_step), is_chief)
+        progress = report.Progress(f'worker {task_index}', session.run(global_step), is_chief)
         if is_chief:
             for ps in range(num_ps):
                 progress.say(traffic.kept('ps', ps, tf.global_variables()))
@@ -388,7 +235,7 @@ def place_and_train(_):
         def train(step_context):
             """Trains past the hooks for a second, and then runs them: checkpoints."""
             until = time.time() + 1
-            with cluster.failures_of_ps():
+            with sessions.failures_of_ps():
                 while time.time() < until and progress.global_step < FLAGS.train_steps:
                     progress.add(past_the_hooks.run(), local_steps)
                 step_context.run_with_hooks(global_step)

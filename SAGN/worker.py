@@ -13,180 +13,37 @@ No paper: AGN (Joeri Hermans, Gerasimos Spanakis, Rico Moeckel, ACML 2017, arXiv
 the barrier of synchronous SGD.
 """
 
-import console  # first: it loads TensorFlow without its banners
-import sys
 import time
 
 from absl import flags
-import barrier
-import cluster
+from tfdist import (barrier, building, checkpoints, cluster, console, ending, exchange, liveness,
+                    report, sessions, training_flags, transfer)
+from tfdist.quiet import tf
+
 import model
-import tensorflow.compat.v1 as tf
-import transfer
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer('train_steps', 1000, 'updates of the center, by all workers', lower_bound=1)
-flags.DEFINE_integer('batch_size', 32, 'examples in the batch of a local step', lower_bound=1)
-flags.DEFINE_float('learning_rate', 0.2, 'step size', lower_bound=0)
-flags.DEFINE_integer('seed', 1, 'of the initial values and the order of the examples')
-flags.DEFINE_string('model_dir', None, 'directory for checkpoints and summaries, seen by all tasks')
-flags.DEFINE_float('save_checkpoint_secs', 60, 'time between checkpoints', lower_bound=0.1)
-flags.DEFINE_integer('log_every_n_steps', 500, 'local steps between two lines', lower_bound=1)
-flags.DEFINE_list('straggler', [], 'worker:seconds[,...], artificial delays of each local step')
-flags.DEFINE_integer('communication_window', 10, 'local steps between two exchanges', lower_bound=1)
+training_flags.define(train_steps=1000, learning_rate=0.2, communication_window=10)
 
 
-def pull(variables, global_step):
-    """Reads the global step, then the variables, each on its ps.
+class Scheme(barrier.Synchronous):
+    """Synchronous AGN: pull, a window of local steps, push of its mean gradient, barrier."""
 
-    Returns:
-      List of tensors on the ps: the global step, then the variables' values in order. Updates that
-      are counted later may be in the values already.
-    """
-    with tf.device(global_step.device):
-        step = global_step.read_value()
-    values = []
-    for variable in variables:
-        with tf.control_dependencies([step]), tf.device(variable.device):
-            values.append(variable.read_value())
-    return [step] + values
-
-
-def add(values, others, factor=1):
-    """Returns values + factor * others for two lists of tensors of the same shapes."""
-    return [value + factor * other for value, other in zip(values, others)]
-
-
-def gradients_at(loss_at, values):
-    """Makes a fresh batch's gradients at `values`.
-
-    Returns:
-      A list of dense tensors of the values' shapes, and the batch's loss and accuracy.
-    """
-    loss, accuracy = loss_at(values)
-    gradients = tf.gradients(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    return [tf.convert_to_tensor(gradient) for gradient in gradients], loss, accuracy
-
-
-def mean(scalars):
-    """Returns the mean of a list of float32 scalar tensors."""
-    return tf.add_n(scalars) / len(scalars)
-
-
-class Scheme:
-    """Synchronous AGN: pull, a window of local steps, push of its mean gradient, barrier.
-
-    Attributes:
-      hooks: list of `tf.train.SessionRunHook` that the scheme needs.
-      barrier: the `barrier.Barrier`, the first of the hooks.
-      pull: list of tensors, the global step and the variables' values as read.
-      train_op: dict of tensors to run again and again, a whole window: 'global_step' after this
-        worker's push; 'loss' and 'accuracy', means over the window's batches; 'dropped', the share
-        of its windows that were late.
-    """
-
-    @staticmethod
-    def local_steps(hparams):
-        """Returns how many local steps, each on a fresh batch, one run of `train_op` makes."""
-        return hparams.communication_window
-
-    def __init__(self, loss_at, variables, global_step, hparams, task_index, num_workers):
-        """Makes the ops.
-
-        Args:
-          loss_at: function of a list of tensors, values for the variables, that returns the float32
-            scalars loss and accuracy on a fresh batch.
-          variables: list of `tf.Variable`, the center.
-          global_step: integer `tf.Variable`, counts updates of the center.
-          hparams: object with the attributes learning_rate, communication_window,
-            replicas_to_aggregate, train_steps and patience_secs.
-          task_index: int, which worker this is.
-          num_workers: int, how many there are.
-        """
-        self.pull = pull(variables, global_step)
+    def make(self, loss_at, variables, global_step, hparams, task_index, num_workers):
+        self.pull = exchange.pull(variables, global_step)
         center = transfer.to_worker(self.pull[1:])
         x, losses, accuracies = center, [], []
-        a = [tf.zeros(variable.shape) for variable in variables]
+        a = exchange.zeros_like(variables)
         for _ in range(hparams.communication_window):
-            gradients, loss, accuracy = gradients_at(loss_at, x)
-            a = add(a, gradients)
-            x = add(x, gradients, -hparams.learning_rate)
+            gradients, loss, accuracy = exchange.gradients_at(loss_at, x)
+            a = exchange.add(a, gradients)
+            x = exchange.add(x, gradients, -hparams.learning_rate)
             losses.append(loss)
             accuracies.append(accuracy)
-        self.barrier = barrier.Barrier(tf.train.GradientDescentOptimizer(hparams.learning_rate),
-                                       [total / hparams.communication_window for total in a],
-                                       variables, global_step, hparams, task_index, num_workers)
-        self.hooks = [self.barrier]
-        self.train_op = {'global_step': self.barrier.step, 'loss': mean(losses),
-                         'accuracy': mean(accuracies), 'dropped': self.barrier.dropped}
-
-    def wait(self):
-        """Returns when this worker may begin its next run: at once, the barrier is in the run."""
-        self.barrier.wait()
-
-
-def make_loss_at(variables, batches, delay):
-    """Makes the function that trains on values which are not (or not yet) in variables.
-
-    Args:
-      variables: list of `tf.Variable`, made by `model.loss_and_accuracy`.
-      batches: list of what `model.loss_and_accuracy` takes, one for each call.
-      delay: float, seconds to waste on each batch.
-
-    Returns:
-      Function of a list of tensors, values for the variables: builds the model with these values in
-      the variables' place, on a fresh batch, and returns its loss and its accuracy.
-    """
-    names = [variable.op.name for variable in variables]
-    fresh = iter(batches)
-
-    def loss_at(values):
-        value_of = dict(zip(names, values))
-
-        def get(getter, name, *args, **kwargs):
-            return value_of[name] if name in value_of else getter(name, *args, **kwargs)
-
-        batch = next(fresh)
-        if delay:
-            with tf.control_dependencies(values):
-                wasted = tf.py_func(lambda: time.sleep(delay), [], [])
-            with tf.control_dependencies([wasted]):
-                batch = [tf.identity(tensor) for tensor in batch]
-        with tf.variable_scope(tf.get_variable_scope(), reuse=True, custom_getter=get):
-            return model.loss_and_accuracy(*batch)
-
-    return loss_at
-
-
-def straggler_delay(task_index):
-    """Returns the seconds that --straggler lets this worker waste in each local step."""
-    try:
-        parts = [part.split(':') for part in FLAGS.straggler]
-        delays = {int(worker): float(seconds) for worker, seconds in parts}
-        if not all(0 <= delay < 1e6 for delay in delays.values()):
-            raise ValueError
-    except ValueError:
-        sys.exit(f'--straggler={",".join(FLAGS.straggler)} is not of the form worker:seconds, such '
-                 'as 1:0.05, or several of these by commas.')
-    return delays.get(task_index, 0.0)
-
-
-class PastTheHooks(tf.train.SessionRunHook):
-    """Trains past the hooks, which ask the ps for the global step in every run.
-
-    It is a hook to get hold of each new session: there is one after each failure of a ps.
-    """
-
-    def __init__(self, scheme):
-        self._scheme = scheme
-
-    def after_create_session(self, session, coord):
-        self._run = session.make_callable(self._scheme.train_op)
-
-    def run(self):
-        """Waits until this worker may go on, and returns the values of one run of `train_op`."""
-        self._scheme.wait()
-        return self._run()
+        self.computed = {'loss': exchange.mean(losses), 'accuracy': exchange.mean(accuracies)}
+        self.meet(tf.train.GradientDescentOptimizer(hparams.learning_rate),
+                  [total / hparams.communication_window for total in a], variables, global_step,
+                  hparams, task_index, num_workers)
 
 
 def main(_):
@@ -195,12 +52,8 @@ def main(_):
     num_workers = cluster_spec.num_tasks('worker')
     is_chief = task_index == 0
     worker_device = f'/job:worker/task:{task_index}'
-    config = tf.ConfigProto(
-        # Without filters a session waits for all tasks of the cluster, and not only for the ps.
-        device_filters=['/job:ps', worker_device],
-        intra_op_parallelism_threads=FLAGS.num_threads,
-        inter_op_parallelism_threads=FLAGS.num_threads,
-        gpu_options=tf.GPUOptions(allow_growth=True))
+    # Without filters a session waits for all tasks of the cluster, and not only for the ps.
+    config = sessions.config(device_filters=['/job:ps', worker_device])
     server = tf.train.Server(cluster_spec, 'worker', task_index, config=config)
 
     tf.set_random_seed(FLAGS.seed)
@@ -213,29 +66,31 @@ def main(_):
         local_steps = Scheme.local_steps(FLAGS)
         batches = model.train_batches(FLAGS.batch_size, local_steps, task_index, num_workers,
                                       FLAGS.seed)
-        loss_at = make_loss_at(center, batches, straggler_delay(task_index))
+        loss_at = building.make_loss_at(model.loss_and_accuracy, center, batches,
+                                        training_flags.straggler_delay(task_index))
         scheme = Scheme(loss_at, center, global_step, FLAGS, task_index, num_workers)
 
-    past_the_hooks = PastTheHooks(scheme)
-    hooks = scheme.hooks + [past_the_hooks, cluster.SayDone(resolver)]
-    cluster.watch(resolver)
+    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait,
+                                           test_accuracy if is_chief else None)
+    hooks = scheme.hooks + [past_the_hooks, ending.SayDone(resolver)]
+    liveness.watch(resolver)
     if is_chief:
         session = tf.train.MonitoredTrainingSession(
             server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,
-            scaffold=cluster.chief_scaffold(FLAGS.model_dir), hooks=hooks, config=config,
+            scaffold=checkpoints.chief_scaffold(FLAGS.model_dir), hooks=hooks, config=config,
             save_checkpoint_secs=FLAGS.save_checkpoint_secs, save_summaries_steps=None,
             save_summaries_secs=None, log_step_count_steps=None)
     else:
         session = tf.train.MonitoredSession(
-            cluster.WorkerSessionCreator(server.target, config), hooks)
+            sessions.WorkerSessionCreator(server.target, config), hooks)
 
     with session:
-        progress = console.Progress(f'worker {task_index}', session.run(global_step), is_chief)
+        progress = report.Progress(f'worker {task_index}', session.run(global_step), is_chief)
 
         def train(step_context):
             """Trains past the hooks for a second, and then runs them: checkpoints."""
             until = time.time() + 1
-            with cluster.failures_of_ps():
+            with sessions.failures_of_ps():
                 while time.time() < until and progress.global_step < FLAGS.train_steps:
                     progress.add(past_the_hooks.run(), local_steps)
                 step_context.run_with_hooks(global_step)

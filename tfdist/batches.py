@@ -1,0 +1,87 @@
+"""Batches of arrays, as tensors: a worker's shard for ever, or a test set as a whole."""
+
+import numpy as np
+from tfdist.quiet import tf
+
+
+def tensors(arrays):
+    """Returns arrays as tensors that stay out of the graph, which has to fit a message.
+
+    Args:
+      arrays: list of arrays; those of floats become float32, the others int64.
+
+    Returns:
+      Tuple of tensors of the arrays' shapes.
+    """
+    arrays = [cast(array) for array in arrays]
+    made = tf.py_func(lambda: arrays, [], [tf.as_dtype(array.dtype) for array in arrays])
+    for tensor, array in zip(made, arrays):
+        tensor.set_shape(array.shape)
+    return tuple(made)
+
+
+def cast(array):
+    """Returns an array of floats as float32, any other as int64."""
+    return array.astype(np.float32 if array.dtype.kind == 'f' else np.int64)
+
+
+def forever(arrays, batch_size, count, shard=0, num_shards=1, seed=0):
+    """Reads one shard of arrays for ever, shuffled anew in each epoch.
+
+    Args:
+      arrays: list of arrays of one length, such as images and labels.
+      batch_size: int, examples in a batch.
+      count: int, how many batches each run of the graph takes. They come in one piece: to fetch a
+        batch takes about as long as a step of a small network.
+      shard: int, which shard: examples `shard`, `shard + num_shards`, ...
+      num_shards: int, how many shards there are, one for each worker.
+      seed: int, of the shuffle; the shard is mixed in, see `order_seed`.
+
+    Returns:
+      List of `count` batches, tuples of tensors [batch_size, ...], see `tensors`.
+    """
+    dataset = shuffled(arrays, shard, num_shards, seed)
+    for size in batch_size, count:
+        dataset = dataset.batch(size, drop_remainder=True)
+    return in_pieces(next_of(dataset))
+
+
+def shuffled(arrays, shard, num_shards, seed):
+    """Returns one shard of arrays as an endless `tf.data.Dataset` of examples; see `forever`."""
+    mine = [array[shard::num_shards] for array in arrays]
+    dataset = tf.data.Dataset.from_tensor_slices(tensors(mine))
+    return dataset.shuffle(len(mine[0]), seed=order_seed(seed, shard, num_shards)).repeat()
+
+
+def order_seed(seed, shard, num_shards):
+    """Returns the seed of the order in which a worker's examples come, an int64 scalar tensor.
+
+    It depends on the global step at which the session begins: a run that is resumed goes on in
+    another order, and does not begin again with the examples that it began with.
+
+    Args:
+      seed: int, the run's.
+      shard: int, which shard of the data this worker has.
+      num_shards: int, how many there are.
+    """
+    own = tf.constant(seed * num_shards + shard, tf.int64)
+    global_step = tf.train.get_global_step()
+    if global_step is None:
+        return own
+    with tf.device(global_step.device):
+        return own + (2 ** 20 + 7) * tf.cast(global_step.read_value(), tf.int64)
+
+
+def next_of(dataset):
+    """Returns the next element of a `tf.data.Dataset`, from an iterator that sessions initialize.
+
+    They initialize tables, and so this iterator, whenever they begin.
+    """
+    iterator = tf.data.make_initializable_iterator(dataset)
+    tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
+    return iterator.get_next()
+
+
+def in_pieces(stacked):
+    """Returns a list of batches, tuples of tensors, from a tuple of tensors [count, ...]."""
+    return list(zip(*map(tf.unstack, stacked)))

@@ -1,0 +1,112 @@
+"""Checkpoints: directories, savers that fail in one line, a chief that undoes nobody's work."""
+
+import os
+import sys
+import tempfile
+
+from tfdist import console
+from tfdist.quiet import tf
+
+
+def check_model_dir(model_dir):
+    """Makes `model_dir`, a string or None, if it is not there.
+
+    Raises:
+      SystemExit: if it cannot be made or written to, or its checkpoints cannot be found.
+    """
+    if not model_dir:
+        return
+    try:
+        os.makedirs(model_dir, exist_ok=True)
+        tempfile.TemporaryFile(dir=model_dir).close()
+    except OSError as error:
+        sys.exit(f'--model_dir={model_dir} cannot be made or written to: {error.strerror}.')
+    try:
+        found = tf.train.latest_checkpoint(model_dir)
+    except (tf.errors.OpError, ValueError):
+        found = None
+    if not found and os.path.exists(os.path.join(model_dir, 'checkpoint')):
+        sys.exit(f'--model_dir={model_dir}: its file "checkpoint" is damaged, or names files '
+                 'that are not there. Mend it, or give another --model_dir.')
+
+
+class Saver(tf.train.Saver):
+    """A `tf.train.Saver` that says when it restores, and fails in one line."""
+
+    def __init__(self, name, **kwargs):
+        """See `tf.train.Saver`; `name` is who is speaking, such as 'worker 0'; None: nobody."""
+        super().__init__(**kwargs)
+        self._name = name
+
+    def save(self, sess, save_path, *args, **kwargs):
+        """See `tf.train.Saver`.
+
+        Raises:
+          SystemExit: if the checkpoint cannot be written where the parameters are.
+        """
+        try:
+            return super().save(sess, save_path, *args, **kwargs)
+        except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError,
+                tf.errors.ResourceExhaustedError) as error:
+            sys.exit(f'The checkpoint {save_path} cannot be written '
+                     f'({" ".join(error.message.split())[:200]}). --model_dir has to be a '
+                     'directory that all tasks see, and can write to.')
+
+    def restore(self, sess, save_path):
+        """See `tf.train.Saver`.
+
+        Raises:
+          SystemExit: if the checkpoint cannot be read or is not of this model.
+        """
+        try:
+            shapes = tf.train.load_checkpoint(save_path).get_variable_to_shape_map()
+            for variable in tf.global_variables():  # TensorFlow 1.15 would take any shape
+                shape = shapes.get(variable.op.name, variable.shape)
+                if not variable.shape.is_compatible_with(shape):
+                    raise ValueError(f'{variable.op.name} has shape {shape}')
+            super().restore(sess, save_path)
+        except (tf.errors.AbortedError, tf.errors.UnavailableError):
+            raise  # a ps died meanwhile: the session is made anew
+        except (tf.errors.OpError, ValueError) as error:
+            sys.exit(f'The checkpoint {save_path} cannot be restored, it is damaged or of another '
+                     f'model ({str(error).splitlines()[0][:200]}). Give another --model_dir, or '
+                     'delete it.')
+        if self._name:
+            console.say(self._name, f'resumes from {save_path}')
+
+
+class _SaverOfLost(Saver):
+    """Restores only parameters that are lost."""
+
+    def __init__(self, name, lost):
+        super().__init__(name, sharded=True)  # each ps writes its own
+        self._lost = lost
+
+    def restore(self, sess, save_path):
+        if sess.run(self._lost).size:
+            super().restore(sess, save_path)
+
+
+def chief_scaffold(model_dir, name='worker 0'):
+    """Makes the `tf.train.Scaffold` of a chief that undoes nobody's work.
+
+    A chief that died and comes back finds the parameters alive on the ps, and the others at work on
+    them. TensorFlow's own Scaffold would put the last checkpoint, or random values, in their place.
+
+    Args:
+      model_dir: string or None, where the checkpoints are.
+      name: string, who is speaking when it restores.
+
+    Raises:
+      SystemExit: if `model_dir` cannot be used.
+    """
+    check_model_dir(model_dir)
+    lost = tf.report_uninitialized_variables(tf.global_variables())
+    initialize = tf.global_variables_initializer()
+
+    def initialize_lost(_, session):
+        if session.run(lost).size:
+            session.run(initialize)
+
+    return tf.train.Scaffold(init_op=tf.no_op(), init_fn=initialize_lost,
+                             saver=_SaverOfLost(name, lost))

@@ -1,0 +1,73 @@
+"""The data sets, as arrays of NumPy: digits that scikit-learn brings along, files to download."""
+
+import os
+import sys
+import urllib.request
+import zipfile
+import zlib
+
+import numpy as np
+import sklearn.datasets
+
+MNIST_URL = 'https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz'
+
+
+def digits():
+    """Returns 1,500 digits to train on and 297 to test on, as (images, labels, images, labels).
+
+    Images are [n, 64] float64 from 0 to 1, 8x8 pixels by rows; labels [n] int64.
+    """
+    images, labels = sklearn.datasets.load_digits(return_X_y=True)
+    # The file is sorted by writer. Shuffled, the test asks for new digits and not for new hands.
+    order = np.random.RandomState(0).permutation(len(labels))
+    images, labels = images[order] / 16, labels[order]
+    return images[:1500], labels[:1500], images[1500:], labels[1500:]
+
+
+def mnist(data_dir):
+    """Returns 60,000 digits to train on and 10,000 to test on, as (images, labels, images, labels).
+
+    Args:
+      data_dir: string, where `mnist.npz` is, or is put after its download.
+
+    Returns:
+      Images [n, 784] float64 from 0 to 1, 28x28 pixels by rows; labels [n] uint8.
+
+    Raises:
+      SystemExit: if the file is neither there nor to be had, or is not what it should be.
+    """
+    path = fetch(MNIST_URL, data_dir, 'mnist')
+    try:
+        if not zipfile.is_zipfile(path):
+            raise ValueError('the end is missing, or it is something else')
+        with np.load(path) as arrays:
+            x, y, test_x, test_y = (arrays[k] for k in ('x_train', 'y_train', 'x_test', 'y_test'))
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        sys.exit(f'--dataset=mnist: {path} is not a whole mnist.npz ({error}). Delete it.')
+    return x.reshape(-1, 784) / 255, y, test_x.reshape(-1, 784) / 255, test_y
+
+
+def fetch(url, data_dir, dataset):
+    """Returns the path of a file, which is downloaded if it is not there.
+
+    Args:
+      url: string.
+      data_dir: string, a directory; `~` is that of the user.
+      dataset: string, what the flag --dataset calls it.
+
+    Raises:
+      SystemExit: if it is neither there nor to be had.
+    """
+    path = os.path.join(os.path.expanduser(data_dir), url.rpartition('/')[2])
+    if not os.path.exists(path):
+        part = f'{path}.{os.getpid()}'  # several workers may download at once
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            urllib.request.urlretrieve(url, part)
+            os.replace(part, path)
+        except OSError as error:
+            if os.path.exists(part):
+                os.remove(part)
+            sys.exit(f'--dataset={dataset}: there is no {path}, and downloading {url} failed '
+                     f'({error}). Put the file there, or name its directory with --data_dir.')
+    return path

@@ -1,0 +1,76 @@
+"""The end: workers say that they are done, and a parameter server waits for it."""
+
+import time
+
+from absl import flags
+from tfdist import console, liveness
+from tfdist.quiet import tf
+
+FLAGS = flags.FLAGS
+
+
+def _done_queue(job, task):
+    """Returns the queue on a task into which those it serves put their index at their end."""
+    with tf.device(f'/job:{job}/task:{task}/device:CPU:0'):
+        return tf.FIFOQueue(-1, tf.int32, shapes=[()], shared_name='done')
+
+
+class SayDone(tf.train.SessionRunHook):
+    """Tells each ps that this worker came to a good end. Give it as the last hook.
+
+    It does not wait for a ps to listen: some engines bring their own.
+    """
+
+    def __init__(self, resolver, jobs=('ps',)):
+        """Takes a cluster resolver, and the jobs whose tasks serve this process."""
+        self._task_id = resolver.task_id
+        self._tasks = [(job, task) for job in jobs
+                       for task in range(resolver.cluster_spec().num_tasks(job))]
+
+    def begin(self):
+        self._say = [_done_queue(*task).enqueue(self._task_id) for task in self._tasks]
+
+    def end(self, session):
+        session.run(self._say)
+
+
+def wait_until_done(server, resolver, job='worker'):
+    """Keeps a ps until it is needed no longer.
+
+    That is, until each worker has said that it is done. Once one has, others that do not answer for
+    --patience_secs are given up: a ps that was restarted has not heard who was done before.
+
+    Args:
+      server: `tf.train.Server` of this ps, or of another task that serves.
+      resolver: a cluster resolver.
+      job: string, whom it serves.
+    """
+    addresses = resolver.cluster_spec().job_tasks(job)
+    missing = set(range(len(addresses)))
+    heard = {}
+    queue = _done_queue(resolver.task_type, resolver.task_id)
+    size, dequeue = queue.size(), queue.dequeue()
+    # Without the filter this session would say good-bye to workers that are gone, for up to 70 s.
+    config = tf.ConfigProto(device_filters=[f'/job:{resolver.task_type}/task:{resolver.task_id}'])
+    with tf.Session(server.target, config=config) as session:
+        while missing:
+            # Looks before it takes: a dequeue that is given up after a while may swallow an entry.
+            if session.run(size):
+                missing.discard(int(session.run(dequeue)))
+                continue
+            time.sleep(0.1)
+            if len(missing) == len(addresses):
+                continue  # nobody is done: one that is late is not given up
+            for worker in list(missing):
+                silent_since = heard.setdefault(worker, time.monotonic())
+                if not liveness.silence(addresses[worker]):
+                    heard[worker] = time.monotonic()
+                elif time.monotonic() - silent_since > FLAGS.patience_secs:
+                    missing.discard(worker)
+                    console.say(f'{resolver.task_type} {resolver.task_id}', f'{job} {worker} never '
+                                'said that it is done, and does not answer')
+    # A worker closes its session after it said done, and would hang if the ps were gone by then. On
+    # a busy machine that takes more than a moment.
+    deadline = time.monotonic() + FLAGS.patience_secs
+    while time.monotonic() < deadline and not all(map(liveness.silence, addresses)):
+        time.sleep(0.05)

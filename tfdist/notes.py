@@ -1,0 +1,114 @@
+"""Notes that a program takes of its own training, for whoever compares runs.
+
+With --notes_dir=DIRECTORY each process that trains writes a JSON file there when it ends:
+
+- 'began' and 'times': when it began to train, and when each run of its train op ended, in seconds
+  of the clock that all processes share;
+- 'staleness': how many updates had which staleness;
+- 'bytes': what one run sends from task to task, from traces of the first --traced_runs runs;
+- 'chief', and in the process that tests 'curve': global step, seconds and accuracy on the test set,
+  now and then while it trains. That takes about a fiftieth of its time;
+- 'tensorflow': the version.
+"""
+
+import atexit
+import collections
+import json
+import os
+import time
+import uuid
+
+from absl import flags
+from tfdist import traffic
+from tfdist.quiet import tf
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string('notes_dir', None, 'directory for notes on each run of the train op, as JSON')
+flags.DEFINE_integer('traced_runs', 0, 'of how many runs to note the bytes that travel',
+                     lower_bound=0)
+
+_SHARE = 50  # testing may take one part in so many of the time
+
+
+def asked_for(test):
+    """Returns a `Notes`, or None without --notes_dir; `test` is that of `Notes`."""
+    return Notes(FLAGS.notes_dir, FLAGS.traced_runs, test) if FLAGS.notes_dir else None
+
+
+class Notes:
+    """Notes of one process, on each run of its train op."""
+
+    def __init__(self, directory, traced_runs, test):
+        """Begins; they are written when the process ends.
+
+        Args:
+          directory: string, where to.
+          traced_runs: int, of how many runs to note what travels.
+          test: float32 scalar tensor, the accuracy on the test set; None: this process tests not.
+        """
+        self._directory = directory
+        self._left_to_trace = traced_runs
+        self._test_accuracy = test
+        self._traces = []
+        self._times = []
+        self._staleness = collections.Counter()
+        self._curve = []
+        self._began = None
+        self._next_test = 0
+        atexit.register(self._write)
+
+    def on(self, session, train_op, run):
+        """Returns a function that does what `run` does, and takes notes.
+
+        Args:
+          session: `tf.Session`.
+          train_op: dict of tensors.
+          run: function, the session's callable for them.
+        """
+        def noted():
+            if self._began is None:
+                self._test(session)  # the first takes longer: not while it trains
+                self._began = time.time()
+            if self._left_to_trace:
+                self._left_to_trace -= 1
+                self._traces.append(tf.RunMetadata())
+                result = session.run(train_op, options=traffic.TRACE,
+                                     run_metadata=self._traces[-1])
+            else:
+                result = run()
+            now = time.time()
+            self._times.append(now)
+            if 'staleness' in result:
+                values = result['staleness']
+                self._staleness.update(map(int, values.ravel() if values.ndim else [values]))
+            if now > self._next_test:
+                self._test(session)
+            return result
+
+        return noted
+
+    def _test(self, session):
+        """Tests the parameters as they are now, and says when to do it again."""
+        if self._test_accuracy is None:
+            self._next_test = float('inf')
+            return
+        before = time.time()
+        step, accuracy = session.run([tf.train.get_global_step(session.graph),
+                                      self._test_accuracy])
+        now = time.time()
+        seconds = before - (self._began or before)
+        self._curve.append((int(step), round(seconds, 3), round(float(accuracy), 4)))
+        self._next_test = now + (_SHARE * (now - before) if self._began else 0)
+
+    def _write(self):
+        if not self._times:
+            return
+        ways = traffic.between_tasks(self._traces).items()
+        sent = sum(each.bytes for (sender, receiver), each in ways if sender != receiver)
+        notes = {'chief': self._test_accuracy is not None, 'curve': self._curve,
+                 'began': self._began, 'times': [round(when, 4) for when in self._times],
+                 'staleness': self._staleness, 'tensorflow': tf.__version__,
+                 'bytes': sent if self._traces else None}
+        path = os.path.join(self._directory, f'{uuid.uuid4().hex}.json')
+        with open(path, 'w', encoding='utf-8') as file:
+            json.dump(notes, file)

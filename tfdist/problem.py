@@ -1,0 +1,49 @@
+"""The problem that all folders share: handwritten digits, those of --dataset."""
+
+import os
+
+from absl import flags
+from tfdist import batches, datasets
+
+FLAGS = flags.FLAGS
+flags.DEFINE_enum('dataset', 'digits', ['digits', 'mnist'],
+                  'digits: 8x8 images, part of scikit-learn; mnist: 28x28, from --data_dir')
+flags.DEFINE_string('data_dir', os.path.join('~', '.cache', 'mnist'),
+                    'where mnist.npz is, or is put after its download')
+
+CLASSES = 10
+
+
+def load():
+    """Returns the arrays of --dataset, to train on and to test on: images, labels, images, labels.
+
+    Images are [n, pixels] from 0 to 1, labels [n].
+    """
+    return datasets.digits() if FLAGS.dataset == 'digits' else datasets.mnist(FLAGS.data_dir)
+
+
+def hidden_units():
+    """Returns the sizes of the hidden layers, a list of ints, that suit --dataset."""
+    return [128] if FLAGS.dataset == 'digits' else [500, 500]
+
+
+def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
+    """Reads one shard of the training set for ever, shuffled anew in each epoch.
+
+    Args:
+      batch_size: int, examples in a batch.
+      count: int, how many batches each run of the graph takes.
+      shard: int, which shard: examples `shard`, `shard + num_shards`, ...
+      num_shards: int, how many shards there are, one for each worker.
+      seed: int, of the shuffle; the shard is mixed in.
+
+    Returns:
+      List of `count` batches, pairs of tensors: images [batch_size, pixels] float32 in [0, 1] and
+      labels [batch_size] int64.
+    """
+    return batches.forever(load()[:2], batch_size, count, shard, num_shards, seed)
+
+
+def test_set():
+    """Returns the whole test set as one batch, a pair of tensors as from `train_batches`."""
+    return batches.tensors(load()[2:])

@@ -1,0 +1,140 @@
+"""What a run reports: a line now and then, totals at the end, figures for TensorBoard."""
+
+import collections
+import math
+import os
+import sys
+import time
+
+from absl import flags
+import numpy as np
+from tfdist import console, quiet
+from tfdist.quiet import tf
+
+FLAGS = flags.FLAGS
+
+
+class Progress:
+    """Collects what training returns; prints a line and feeds TensorBoard every few hundred steps.
+
+    Attributes:
+      global_step: int, the number of updates of the parameters, as last heard.
+    """
+
+    def __init__(self, name, global_step, is_chief=True):
+        """Says that training starts.
+
+        Reads the flags train_steps, log_every_n_steps and model_dir.
+
+        Args:
+          name: string, who is speaking, for example 'worker 1'.
+          global_step: int, where training starts.
+          is_chief: bool, whether its events for TensorBoard go into model_dir itself, or, as two
+            writers in one directory lose data, into one below.
+        """
+        self.global_step = global_step
+        self._name = name
+        self._writer = FLAGS.model_dir and tf.summary.FileWriter(
+            FLAGS.model_dir if is_chief else os.path.join(FLAGS.model_dir, name.replace(' ', '-')))
+        self._whole_run = _Period()
+        self._line = _Period()
+        how = 'starts' if is_chief or not global_step else 'joins'
+        self.say(f'{how} at step {global_step} of {FLAGS.train_steps}, '
+                 f'after {time.time() - quiet.START:.1f} s')
+
+    def say(self, text):
+        """Prints `text` in one line, behind the name of the process."""
+        console.say(self._name, text)
+
+    def add(self, result, local_steps=1):
+        """Takes the result of one run of a train op.
+
+        Args:
+          result: dict of numbers or arrays of numbers: 'global_step' after the run; 'loss' and
+            'accuracy', the means over the run's batches; and others, such as 'staleness'.
+          local_steps: int, on how many batches the run trained.
+
+        Raises:
+          SystemExit: if the loss is not finite.
+        """
+        self.global_step = int(result['global_step'])
+        if not math.isfinite(result['loss']):
+            sys.exit(f'{self._name}: the loss is {result["loss"]} at step {self.global_step}: '
+                     'training diverged. Try a smaller --learning_rate.')
+        self._line.add(result, local_steps)
+        if self._line.local_steps >= FLAGS.log_every_n_steps:
+            self.say(f'step {self.global_step} of {FLAGS.train_steps}, {self._line.words()}')
+            self.write(self._line.means())
+            self._whole_run.merge(self._line)
+            self._line = _Period()
+
+    def write(self, figures):
+        """Writes `figures`, a dict of floats, for TensorBoard at the current global step."""
+        if self._writer:
+            values = [tf.Summary.Value(tag=tag, simple_value=figures[tag]) for tag in figures]
+            self._writer.add_summary(tf.Summary(value=values), self.global_step)
+            self._writer.flush()
+
+    def done(self):
+        """Says what this process did in all."""
+        self._whole_run.merge(self._line)
+        self.say(f'did {self._whole_run.local_steps} local steps, '
+                 f'{self._whole_run.words(without=("loss", "accuracy"))}')
+
+    def test(self, accuracy):
+        """Says the accuracy on the test set, and how long it took since the program began."""
+        self.write({'test_accuracy': accuracy})
+        self.say(f'test accuracy {accuracy:.3f} after {self.global_step} steps, '
+                 f'{time.time() - quiet.START:.1f} s')
+
+
+class _Period:
+    """The results of the runs since its beginning."""
+
+    def __init__(self):
+        self.local_steps = 0
+        self._began = time.time()
+        self._results = []  # as they came: to sum them up is not for the hot path
+        self._sums = collections.Counter()
+        self._counts = collections.Counter()
+        self._maxima = {}
+
+    def add(self, result, local_steps):
+        """Adds the result of one run, a dict of numbers."""
+        self._results.append(result)
+        self.local_steps += local_steps
+
+    def merge(self, later):
+        """Adds the results of a later period."""
+        later._sum_up()
+        self.local_steps += later.local_steps
+        self._sums.update(later._sums)
+        self._counts.update(later._counts)
+        for key, value in later._maxima.items():
+            self._maxima[key] = max(value, self._maxima.get(key, value))
+
+    def means(self):
+        """Returns a dict of floats: the mean of each figure, and steps/s."""
+        self._sum_up()
+        means = {key: total / self._counts[key] for key, total in self._sums.items()}
+        return dict(means, **{'steps/s': self.local_steps / (time.time() - self._began)})
+
+    def _sum_up(self):
+        for key in self._results[0] if self._results else ():
+            if key != 'global_step':
+                column = np.concatenate([np.ravel(result[key]) for result in self._results])
+                self._sums[key] += float(column.sum())
+                self._counts[key] += len(column)
+                self._maxima[key] = max(column.max(), self._maxima.get(key, column[0]))
+        self._results = []
+
+    def words(self, without=()):
+        """Returns the means as a string for the reader; of some figures the maximum or the sum."""
+        forms = {'staleness': 'staleness {mean:.1f} (max {maximum:.0f})',
+                 'dropped': 'accepted {rest:.0f}, dropped {total:.0f}',
+                 'steps/s': '{mean:.0f} steps/s'}
+        return ', '.join(
+            forms.get(key, key + ' {mean:.3f}').format(
+                mean=mean, maximum=self._maxima.get(key), total=self._sums[key],
+                rest=self._counts[key] - self._sums[key])
+            for key, mean in self.means().items() if key not in without)

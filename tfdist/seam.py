@@ -1,0 +1,82 @@
+"""The seam: what a training scheme shows of itself, to the program that trains and to all others.
+
+A scheme is made of parts by what travels. Training runs them all at once. Tests and simulations run
+them one by one, and feed what they fetched earlier in its place:
+
+    pulled = session.run(scheme.pull)
+    pushed, figures = session.run([scheme.pushed, scheme.computed], feed(scheme.pull, pulled))
+    session.run(scheme.push, feed(scheme.pull + scheme.pushed, pulled + pushed))
+
+Where all workers take a step together, each one's push is stamped with the step that it pulled, and
+then the step is completed for all:
+
+    session.run(scheme.push, feed(scheme.pushed + scheme.stamps, pushed + stamps))
+    session.run(scheme.complete)
+"""
+
+
+def feed(tensors, values):
+    """Returns a feed for `tf.Session.run`: each of a list of tensors has one of the values."""
+    return dict(zip(tensors, values))
+
+
+class Seam:
+    """The parts of a scheme, as one worker has them. The class `Scheme` of each folder is one.
+
+    There are no flags, no cluster and no files in it.
+
+    Attributes:
+      pull: list of tensors, the global step and the variables' values as read.
+      pushed: list of tensors, what this worker pushes. It depends on `pull` and on `own`.
+      computed: dict of float32 scalar tensors, the means 'loss' and 'accuracy' over the batches. To
+        run it brings `own` up to date.
+      push: dict of tensors, which makes the update with `pushed`, and says its figures. Of what
+        this worker computes it depends on nothing else.
+      stamps: list of integer scalar tensors, the step that each part of a push is stamped with;
+        empty where it is not.
+      complete: tensor that completes a step for all, with what they pushed; it blocks until enough
+        have. None where each push is an update by itself.
+      finish: dict of tensors in place of `push` for training, which waits until the step is
+        complete; None if there is nothing to wait for.
+      own: list of `tf.Variable`, what this worker keeps from one run to the next.
+      train_op: dict of tensors to run again and again, all parts at once: 'global_step' after the
+        run's update, 'loss', 'accuracy' and other figures. These are 'staleness' of each update,
+        how many others came between its pull and its push, or 'dropped', the share of its pushes
+        that came too late to count.
+      hooks: list of `tf.train.SessionRunHook` that the scheme needs.
+    """
+
+    complete = finish = None
+
+    @staticmethod
+    def local_steps(hparams):
+        """Returns how many local steps, each on a fresh batch, one run of `train_op` makes."""
+        return getattr(hparams, 'communication_window', 1)
+
+    @staticmethod
+    def worker_device(task_index):
+        """Returns the device of a worker, for what is to be there whatever the scope says."""
+        return f'/job:worker/task:{task_index}'
+
+    def __init__(self, loss_at, variables, global_step, hparams, task_index, num_workers):
+        """Makes the ops.
+
+        Args:
+          loss_at: function of a list of tensors, values for the variables, that returns the float32
+            scalars loss and accuracy on a fresh batch.
+          variables: list of `tf.Variable`, the center.
+          global_step: integer `tf.Variable`, counts updates of the center.
+          hparams: object with the scheme's hyperparameters as attributes, named as its flags.
+          task_index: int, which worker this is.
+          num_workers: int, how many there are.
+        """
+        self.stamps, self.own, self.hooks = [], [], []
+        self.make(loss_at, variables, global_step, hparams, task_index, num_workers)
+        self.train_op = dict(self.computed, **(self.finish or self.push))
+
+    def make(self, loss_at, variables, global_step, hparams, task_index, num_workers):
+        """Makes the parts of a scheme; the arguments are those of the constructor."""
+        raise NotImplementedError
+
+    def wait(self):
+        """Returns when this worker may begin its next run: at once, where nothing holds it."""

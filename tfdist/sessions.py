@@ -1,0 +1,96 @@
+"""Sessions: what they are configured with, how a worker gets one, and how it trains in it."""
+
+import contextlib
+import sys
+
+from absl import flags
+from tfdist import notes, task_flags  # noqa: F401  (--num_threads, --patience_secs)
+from tfdist.quiet import tf
+
+FLAGS = flags.FLAGS
+
+
+def config(**options):
+    """Makes the `tf.ConfigProto` of a server and of its sessions.
+
+    Args:
+      **options: fields of `tf.ConfigProto`, besides the pools of --num_threads threads.
+    """
+    options.setdefault('gpu_options', tf.GPUOptions(allow_growth=True))
+    return tf.ConfigProto(intra_op_parallelism_threads=FLAGS.num_threads,
+                          inter_op_parallelism_threads=FLAGS.num_threads, **options)
+
+
+@contextlib.contextmanager
+def failures_of_ps():
+    """Lets a session recover from all that TensorFlow raises when a call to a ps fails.
+
+    `tf.train.MonitoredSession` makes a new session after `AbortedError` and `UnavailableError`.
+    TensorFlow 2.21 may say `CancelledError` instead, for another part of the same call.
+    """
+    try:
+        yield
+    except tf.errors.CancelledError as error:
+        raise tf.errors.AbortedError(error.node_def, error.op, error.message) from error
+
+
+class WorkerSessionCreator(tf.train.SessionCreator):
+    """Gives a worker its session as soon as the chief has initialized the parameters.
+
+    TensorFlow's own looks again only after 30 s, at the start and when a ps came back.
+    """
+
+    def __init__(self, master, config):
+        """See `tf.train.WorkerSessionCreator`; the graph must be complete."""
+        self._master = master
+        self._config = config
+        global_variables = tf.global_variables()
+        self._manager = tf.train.SessionManager(
+            ready_for_local_init_op=tf.report_uninitialized_variables(global_variables),
+            local_init_op=tf.group(tf.local_variables_initializer(), tf.tables_initializer()),
+            ready_op=tf.report_uninitialized_variables(global_variables + tf.local_variables()),
+            graph=tf.get_default_graph(), recovery_wait_secs=0.2)
+
+    def create_session(self):
+        """Returns a `tf.Session`.
+
+        Raises:
+          SystemExit: after --patience_secs without a chief.
+        """
+        tf.get_default_graph().finalize()
+        try:
+            return self._manager.wait_for_session(self._master, config=self._config,
+                                                  max_wait_secs=FLAGS.patience_secs)
+        except tf.errors.DeadlineExceededError:
+            sys.exit('The chief, worker 0, has not initialized the parameters within '
+                     f'{FLAGS.patience_secs:g} s. Is it running?')
+
+
+class PastTheHooks(tf.train.SessionRunHook):
+    """Trains past the hooks, which ask the ps for the global step in every run.
+
+    It is a hook to get hold of each new session: there is one after each failure of a ps.
+    """
+
+    def __init__(self, train_op, wait=None, test=None):
+        """Takes what to run.
+
+        Args:
+          train_op: dict of tensors.
+          wait: function to call before each run, which returns when it may begin; or None.
+          test: float32 scalar tensor, the accuracy on the test set, for the notes of the process
+            that tests; or None.
+        """
+        self._train_op = train_op
+        self._wait = wait
+        self._notes = notes.asked_for(test)
+
+    def after_create_session(self, session, coord):
+        run = session.make_callable(self._train_op)
+        self._run = self._notes.on(session, self._train_op, run) if self._notes else run
+
+    def run(self):
+        """Waits until this worker may go on, and returns the values of one run of `train_op`."""
+        if self._wait:
+            self._wait()
+        return self._run()
