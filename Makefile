@@ -66,7 +66,7 @@ test-1.15 test-2.21: test-%:
 	while IFS= read -r line; do echo "$*: $$line"; done
 
 bench: $(VENV)/installed
-	$(python) tests/bench.py $(ARGS)
+	$(python) Comparison/bench.py $(ARGS)
 
 companions: $(VENV)/installed
 	$(python) tests/companions.py

@@ -5,7 +5,7 @@ import pathlib
 import re
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-BARE = 'bare limit'  # no folder: the plainest loop in one process, of tests/bench.py
+BARE = 'bare limit'  # no folder: the plainest loop in one process, of Comparison/bench.py
 GROUPS = 'one process', 'asynchronous, in each step', 'asynchronous, in windows', 'synchronous'
 
 

@@ -1,7 +1,7 @@
 """Measures what the examples reach on this machine: steps per second, start and end, memory.
 
-    python tests/bench.py                               all of it, five times
-    python tests/bench.py --repeats=1 --only='AGN|DOWN'  once, the cases whose names match this
+    python Comparison/bench.py                               all of it, five times
+    python Comparison/bench.py --repeats=1 --only='AGN|DOWN'  once, the cases whose names match this
 
 Prints one table in Markdown, of medians. The cases take turns within each repeat, so that whatever
 else the machine does hits all alike; ratios are taken within a repeat. Targets are for a quiet

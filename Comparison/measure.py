@@ -1,7 +1,7 @@
 """Measures one example as the tables of the READMEs have it: several seeds, one row.
 
-    python tests/measure.py AGN
-    python tests/measure.py --workers=4 --seeds=3 AGN -- --communication_window=50
+    python Comparison/measure.py AGN
+    python Comparison/measure.py --workers=4 --seeds=3 AGN -- --communication_window=50
 
 What follows -- are flags of the example. The row: test accuracy, mean and standard deviation over
 the seeds; local steps/s of all workers together, median; staleness, the mean of all updates and the
