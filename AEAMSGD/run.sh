@@ -3,7 +3,7 @@
 #     WORKERS=4 PS=2 bash run.sh --train_steps=5000      more of them; flags go to the workers
 # The same with PORT=, PYTHON= and LOCAL_ONLY=1: tfdist/launch.py says what they do.
 set -u
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+here=$(cd "${BASH_SOURCE[0]%run.sh}." && pwd)
 python=${PYTHON:-$here/../.venv/bin/python}
 [ -n "${PYTHON:-}" ] || [ -x "$python" ] || python=python
 command -v "$python" >/dev/null || {

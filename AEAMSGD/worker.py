@@ -36,7 +36,8 @@ class Scheme(seam.Seam):
     """Elastic averaging with momentum: an exchange and a window of local steps on a replica.
 
     Attributes:
-      own: the replica, x, and then its velocity, u, lists of `tf.Variable` on this worker.
+      replica: list of `tf.Variable` on this worker, x.
+      velocity: list of `tf.Variable` on this worker, u.
     """
 
     def make(self, loss_at, variables, global_step, hparams, task_index, num_workers):
@@ -44,15 +45,17 @@ class Scheme(seam.Seam):
         if moving_rate is None:
             moving_rate = 0.9 / num_workers
         with tf.device(self.worker_device(task_index)):
-            replica = [exchange.own_variable(variable.read_value(), f'replica/{variable.op.name}')
-                       for variable in variables]
-            velocity = [exchange.own_variable(zeros, f'velocity/{variable.op.name}')
-                        for zeros, variable in zip(exchange.zeros_like(variables), variables)]
-        self.own = replica + velocity
+            self.replica = [
+                exchange.own_variable(variable.read_value(), f'replica/{variable.op.name}')
+                for variable in variables]
+            self.velocity = [
+                exchange.own_variable(zeros, f'velocity/{variable.op.name}')
+                for zeros, variable in zip(exchange.zeros_like(variables), variables)]
+        self.own = self.replica + self.velocity
         self.pull = exchange.pull(variables, global_step)
         step_read, center = self.pull[0], transfer.to_worker(self.pull[1:])
-        x = y = [variable.read_value() for variable in replica]
-        u = [variable.read_value() for variable in velocity]
+        x = y = [variable.read_value() for variable in self.replica]
+        u = [variable.read_value() for variable in self.velocity]
         self.pushed = [moving_rate * (own - other) for own, other in zip(y, center)]
         x = exchange.add(x, self.pushed, -1)
         losses, accuracies = [], []

@@ -34,7 +34,7 @@ class Scheme(seam.Seam):
     """Elastic averaging: an exchange and a window of local steps on a replica.
 
     Attributes:
-      own: the replica, x, a list of `tf.Variable` on this worker.
+      replica: list of `tf.Variable` on this worker, x.
     """
 
     def make(self, loss_at, variables, global_step, hparams, task_index, num_workers):
@@ -42,11 +42,13 @@ class Scheme(seam.Seam):
         if moving_rate is None:
             moving_rate = 0.9 / num_workers
         with tf.device(self.worker_device(task_index)):
-            self.own = [exchange.own_variable(variable.read_value(), f'replica/{variable.op.name}')
-                        for variable in variables]
+            self.replica = [
+                exchange.own_variable(variable.read_value(), f'replica/{variable.op.name}')
+                for variable in variables]
+        self.own = self.replica
         self.pull = exchange.pull(variables, global_step)
         step_read, center = self.pull[0], transfer.to_worker(self.pull[1:])
-        y = [variable.read_value() for variable in self.own]
+        y = [variable.read_value() for variable in self.replica]
         self.pushed = [moving_rate * (own - other) for own, other in zip(y, center)]
         gradients, loss, accuracy = exchange.gradients_at(loss_at, y)
         x = exchange.add(exchange.add(y, self.pushed, -1), gradients, -hparams.learning_rate)
@@ -56,7 +58,7 @@ class Scheme(seam.Seam):
             x = exchange.add(x, gradients, -hparams.learning_rate)
             losses.append(loss)
             accuracies.append(accuracy)
-        with tf.control_dependencies([exchange.assign(self.own, x)]):
+        with tf.control_dependencies([exchange.assign(self.replica, x)]):
             self.computed = {'loss': exchange.mean(losses),
                              'accuracy': exchange.mean(accuracies)}
         push = exchange.add_to(variables, transfer.to_ps(self.pushed, variables))

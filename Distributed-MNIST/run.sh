@@ -4,7 +4,7 @@
 #     WORKERS=4 PS=3 bash run.sh --train_steps=5000      more of them; flags go to all but the ps
 # The same with PORT=, PYTHON= and LOCAL_ONLY=1: tfdist/launch.py says what they do.
 set -u
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+here=$(cd "${BASH_SOURCE[0]%run.sh}." && pwd)
 python=${PYTHON:-$here/../.venv/bin/python}
 [ -n "${PYTHON:-}" ] || [ -x "$python" ] || python=python
 command -v "$python" >/dev/null || {
@@ -15,5 +15,5 @@ case " $*" in
   *" --model_dir"*) ;;
   *) set -- --model_dir="$here/runs/$(date +%Y-%m-%d-%H%M%S)" "$@" ;;
 esac
-"$python" "$here/prepare_data.py" "$@" || exit
-exec "$python" "$here/tfdist.py" --start-ps=2 --start-workers=2 --start-evaluator "$@"
+exec "$python" "$here/tfdist.py" --first=prepare_data.py --start-ps=2 --start-workers=2 \
+  --start-evaluator "$@"

@@ -6,7 +6,7 @@
 #     WORKERS=2 bash run.sh             a parameter server and workers that each have towers
 # The same with PORT=, PYTHON= and LOCAL_ONLY=1: tfdist/launch.py says what they do.
 set -u
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+here=$(cd "${BASH_SOURCE[0]%run.sh}." && pwd)
 python=${PYTHON:-$here/../.venv/bin/python}
 [ -n "${PYTHON:-}" ] || [ -x "$python" ] || python=python
 command -v "$python" >/dev/null || {
@@ -16,10 +16,10 @@ command -v "$python" >/dev/null || {
 start=(--start-ps=1 --start-workers=2)
 case ${MODE:=towers} in
   towers)
-    [ -n "${WORKERS:-}${PS:-}" ] || exec "$python" "$here/towers.py" "$@"
+    [ -n "${WORKERS:-}${PS:-}" ] || start=(--alone=towers.py)
     ;;
   threads)
-    exec "$python" "$here/threads.py" "$@"
+    start=(--alone=threads.py)
     ;;
   workers)  # one for each GPU, and it sees no other
     gpus=${CUDA_VISIBLE_DEVICES-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null |

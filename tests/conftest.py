@@ -1,19 +1,20 @@
 """Fixtures: a cluster of real servers in this process, and workers that a test drives by hand."""
 
-import importlib.util
+import importlib
 import re
 import signal
 import sys
 import types
 
-from processes import free_ports, Programs, ROOT
 import pytest
 
-sys.path[:0] = [str(ROOT / 'Distributed-Setup'), str(ROOT / 'tests')]
+from processes import Programs, ROOT
 
-import console  # noqa: E402, F401  (before TensorFlow)
+sys.path.insert(0, str(ROOT))
+
 from absl import flags  # noqa: E402
-import tensorflow.compat.v1 as tf  # noqa: E402
+from tfdist import batches, datasets, ports, seam, traffic  # noqa: E402
+from tfdist.quiet import tf  # noqa: E402
 
 # What ignores a signal, as below nohup or in the background, makes all that it starts ignore it.
 # With a function in its place it does not.
@@ -21,15 +22,15 @@ for signum in signal.SIGHUP, signal.SIGINT:
     if signal.getsignal(signum) == signal.SIG_IGN:
         signal.signal(signum, lambda *_: None)
 
-for companion in 'cluster', 'model':  # their flags stay, whichever program comes and goes
-    importlib.import_module(companion)
+for path in sorted((ROOT / 'tfdist').glob('[!_]*.py')):
+    importlib.import_module(f'tfdist.{path.stem}')  # its flags stay, whichever program comes and goes
 
 
 def load_program(folder, name='worker'):
     """Imports a folder's program as a module, with its flags in place of the last one's.
 
-    Files of the folder that Distributed-Setup has not, or has with other content, are imported from
-    the folder, and forgotten: the tests' own `import model` is that of Distributed-Setup.
+    The files of the folder are imported for this program, and then forgotten: folders share their
+    names. Those of the library stay.
     """
     for flag in load_program.flags:
         delattr(flags.FLAGS, flag)
@@ -38,39 +39,35 @@ def load_program(folder, name='worker'):
     load_program.flags, load_program.replaced = set(), {}  # also if the import fails
     before = {flag: flags.FLAGS[flag] for flag in flags.FLAGS}
     for flag in before.values():
-        flag.allow_override = True  # files of different folders share the names of some
-    own = {path.stem for path in (ROOT / folder).glob('*.py') if not _is_master(path)}
+        flag.allow_override = True  # a folder may have its own --dataset
+    own = {path.stem for path in (ROOT / folder).glob('*.py')} - {'tfdist'}
     hidden = {module: sys.modules.pop(module) for module in own if module in sys.modules}
     sys.path.insert(0, str(ROOT / folder))
-    spec = importlib.util.spec_from_file_location(f'{folder}-{name}', ROOT / folder / f'{name}.py')
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        return importlib.import_module(name)
     finally:
         sys.path.remove(str(ROOT / folder))
-        for name in own:
-            sys.modules.pop(name, None)
+        for module in own:
+            sys.modules.pop(module, None)
         sys.modules.update(hidden)
         load_program.flags = set(flags.FLAGS) - set(before)
         load_program.replaced = {name: flag for name, flag in before.items()
                                  if flags.FLAGS[name] is not flag}
-    return module
 
 
 load_program.flags, load_program.replaced = set(), {}
 
 
-def _is_master(path):
-    """Returns whether Distributed-Setup has the same file."""
-    master = ROOT / 'Distributed-Setup' / path.name
-    return master.exists() and master.read_bytes() == path.read_bytes()
+def digits():
+    """Returns the digits to train on and to test on, in the dtypes in which programs have them."""
+    return [batches.cast(array) for array in datasets.digits()]
 
 
 class Cluster:
     """Servers on loopback in this process; they live as long as it does."""
 
     def __init__(self, num_ps=2, num_workers=4):
-        hosts = [f'localhost:{port}' for port in free_ports(num_ps + num_workers)]
+        hosts = [f'localhost:{port}' for port in ports.free_ports(num_ps + num_workers)]
         self.spec = tf.train.ClusterSpec({'ps': hosts[:num_ps], 'worker': hosts[num_ps:]})
         config = tf.ConfigProto(inter_op_parallelism_threads=2, intra_op_parallelism_threads=1,
                                 experimental=tf.ConfigProto.Experimental(
@@ -151,8 +148,13 @@ class ToyWorker:
         return self.session.run(self.scheme.pull)
 
     def push(self, pulled):
-        """Runs a step on what was read earlier; returns its result."""
-        return self.session.run(self.scheme.train_op, dict(zip(self.scheme.pull, pulled)))
+        """Runs a step on what was read earlier, part by part; returns its result."""
+        scheme = self.scheme
+        fed = seam.feed(scheme.pull, pulled)
+        pushed, result = self.session.run([scheme.pushed, scheme.computed], fed)
+        fed.update(seam.feed(scheme.pushed, pushed))
+        result.update(self.session.run(scheme.push, fed))
+        return result
 
     def step(self):
         """Runs a whole step; returns its result."""
@@ -183,16 +185,10 @@ class ToyWorker:
     def transfers(self):
         """Returns what a traced run sends: bytes of each tensor, by the job that gets it."""
         metadata = tf.RunMetadata()
-        self.session.run(self.scheme.train_op, run_metadata=metadata,
-                         options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE))
+        self.session.run(self.scheme.train_op, options=traffic.TRACE, run_metadata=metadata)
         received = {'worker': [], 'ps': []}
-        units = {'B': 1, 'KB': 1e3, 'MB': 1e6}
-        for device in metadata.step_stats.dev_stats:
-            for node in device.node_stats:
-                if node.node_name == 'RecvTensor':
-                    size, unit, job = re.match(r'\[([\d.]+)(\w+)\].* to /job:(\w+)/',
-                                               node.timeline_label).groups()
-                    received[job].append(float(size) * units[unit])
+        for (_, receiver), sizes in traffic.transfers(metadata).items():
+            received[receiver.split()[0]] += sizes
         return received
 
 

@@ -7,7 +7,6 @@ behind is found, whoever started it, and ended by its id.
 import json
 import os
 import pathlib
-import random
 import re
 import signal
 import socket
@@ -19,6 +18,10 @@ import uuid
 import psutil
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tfdist import ports  # noqa: E402
+
 PATIENCE = 180  # seconds that a test waits for a condition; nothing waits that long on a good run
 _MARK = 'EXAMPLES_TEST_MARK'
 # What a shell or this very test may have set, and a run reads. console.py sets the last but one; by
@@ -50,18 +53,6 @@ MEMBER = re.compile(r'ps 0: worker (?P<worker>\d+) (?P<what>joins|leaves|is done
 DEVICES = re.compile(NAME + r': towers on /device:.+')
 GOOD_LINES = (BEGINS, RESUMES, STEP, DID, TEST, WAITS, INCOMPLETE, KEEPS, SENDS, DEVICES,
               TOOK, MEMBER, PREPARED, EVALUATED, EXPORTED)
-
-
-def free_ports(count):
-    """Returns `count` ports on which nothing listens."""
-    ports = []
-    for port in random.sample(range(10000, 32768), 1000):
-        with socket.socket() as probe:
-            if probe.connect_ex(('localhost', port)):
-                ports.append(port)
-        if len(ports) == count:
-            return ports
-    raise RuntimeError('no free ports')
 
 
 def examples():
@@ -241,7 +232,7 @@ class Tasks:
           folder: name of a folder.
           flags: strings, for each worker, or for the chief if the workers serve it.
         """
-        hosts = [f'localhost:{port}' for port in free_ports(num_ps + num_workers + 1)]
+        hosts = [f'localhost:{port}' for port in ports.free_ports(num_ps + num_workers + 1)]
         self.cluster = {'worker': hosts[num_ps:-1]}
         if num_ps:
             self.cluster['ps'] = hosts[:num_ps]

@@ -12,15 +12,15 @@ import threading
 from absl import flags
 from absl.testing import flagsaver
 from conftest import load_program
-import console
-import model
 import numpy as np
 import processes
-from processes import (examples, free_ports, listens, Programs, ROOT, STEP, Tasks, TEST,
+from processes import (examples, listens, Programs, ROOT, STEP, Tasks, TEST,
                        trainer, wait_until)
 import psutil
 import pytest
 import tensorflow.compat.v1 as tf
+from tfdist import checkpoints, console, problem
+from tfdist.ports import free_ports
 
 PROGRAMS = [(folder, trainer(ROOT / folder)) for folder in examples()]
 ENDLESS = ['--train_steps=1000000', '--log_every_n_steps=2', '--straggler=0:0.05,1:0.05']
@@ -221,7 +221,7 @@ def test_checkpoints(programs, trained, tmp_path):
 def test_model_dir(tmp_path, path):
     (tmp_path / 'file').write_text('')
     with pytest.raises(SystemExit, match='^--model_dir=.* cannot be made or written to') as error:
-        console.check_model_dir(str(tmp_path / path))
+        checkpoints.check_model_dir(str(tmp_path / path))
     assert '\n' not in str(error.value)
 
 
@@ -243,7 +243,7 @@ def mnist(tmp_path):
     def read(content):
         (tmp_path / 'mnist.npz').write_bytes(content)
         with flagsaver.flagsaver(dataset='mnist', data_dir=str(tmp_path)):
-            return model._load()
+            return problem.load()
     return read
 
 

@@ -5,9 +5,9 @@ import socket
 
 from absl import flags
 from absl.testing import flagsaver
-import cluster
-from conftest import free_ports
 import pytest
+from tfdist import cluster
+from tfdist.ports import free_ports
 
 FLAGS = flags.FLAGS
 # Nothing ever listens on these; nobody has to, either.

@@ -6,10 +6,10 @@ import types
 from absl import flags
 from absl.testing import flagsaver
 from conftest import load_program
-import console
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+from tfdist import quiet, report
 
 FLAGS = flags.FLAGS
 
@@ -28,8 +28,8 @@ def program_flags(tmp_path, monkeypatch):
 def clock(monkeypatch):
     """A clock that a test sets by hand: `clock.now`, in seconds since the program began."""
     clock = types.SimpleNamespace(now=2.)
-    monkeypatch.setattr(console, 'time', types.SimpleNamespace(
-        time=lambda: console.START + clock.now))
+    monkeypatch.setattr(report, 'time', types.SimpleNamespace(
+        time=lambda: quiet.START + clock.now))
     return clock
 
 
@@ -52,7 +52,7 @@ def events(directory):
 
 def test_lines(clock, capsys):
     """Means and maxima of what came since the last line; in the end, of all that came."""
-    progress = console.Progress('worker 1', 0)
+    progress = report.Progress('worker 1', 0)
     for i, (loss, staleness) in enumerate([(1, 0), (2, 1), (3, 6), (6, 1)]):
         clock.now += 0.5
         progress.add(result(2 * i + 1, loss, i / 4, staleness=staleness))
@@ -74,7 +74,7 @@ def test_lines(clock, capsys):
 
 def test_windows_of_local_steps(clock, capsys):
     """A run may be of many local steps: lines and rates go by those, means by runs."""
-    progress = console.Progress('worker 0', 0)
+    progress = report.Progress('worker 0', 0)
     for window in range(1, 5):
         clock.now += 1
         progress.add(result(window, window), local_steps=2)
@@ -88,7 +88,7 @@ def test_windows_of_local_steps(clock, capsys):
 def test_a_run_may_bring_several_figures(clock, capsys):
     """Such as the staleness of each gradient in an update."""
     clock.now += 1
-    progress = console.Progress('worker 0', 0)
+    progress = report.Progress('worker 0', 0)
     clock.now += 1
     for step, staleness in enumerate([[0, 4], [1, 3]]):
         progress.add(dict(result(step, 1), staleness=np.array(staleness)), local_steps=2)
@@ -98,12 +98,12 @@ def test_a_run_may_bring_several_figures(clock, capsys):
 @pytest.mark.parametrize('step, is_chief, word', [
     (0, True, 'starts'), (0, False, 'starts'), (7, True, 'starts'), (7, False, 'joins')])
 def test_first_line(clock, capsys, step, is_chief, word):
-    console.Progress('worker 3', step, is_chief)
+    report.Progress('worker 3', step, is_chief)
     assert capsys.readouterr().out == f'worker 3: {word} at step {step} of 100, after 2.0 s\n'
 
 
 def test_dropped_updates_are_counted(clock, capsys):
-    progress = console.Progress('worker 1', 0)
+    progress = report.Progress('worker 1', 0)
     for step, dropped in enumerate([0, 1, 0, 0, 1]):
         clock.now += 0.25
         progress.add(result(step, 1, 1, dropped=np.float32(dropped)))
@@ -116,7 +116,7 @@ def test_dropped_updates_are_counted(clock, capsys):
 
 @pytest.mark.parametrize('loss', ['nan', 'inf', '-inf'])
 def test_a_loss_that_is_not_finite_ends_the_program(loss):
-    progress = console.Progress('worker 1', 0)
+    progress = report.Progress('worker 1', 0)
     progress.add(result(1, 2.5))
     with pytest.raises(SystemExit) as error:
         progress.add(result(2, loss))
@@ -127,8 +127,8 @@ def test_a_loss_that_is_not_finite_ends_the_program(loss):
 def test_tensorboard(clock, tmp_path):
     """Of each line: the figures under their names, at its step. A file for each process."""
     FLAGS.model_dir = str(tmp_path / 'model')
-    chief = console.Progress('worker 0', 0, is_chief=True)
-    worker = console.Progress('worker 1', 0, is_chief=False)
+    chief = report.Progress('worker 0', 0, is_chief=True)
+    worker = report.Progress('worker 1', 0, is_chief=False)
     for step in range(1, 9):
         clock.now += 0.5
         chief.add(result(10 * step, step, staleness=step % 2))
@@ -143,7 +143,7 @@ def test_tensorboard(clock, tmp_path):
 
 
 def test_nothing_is_written_without_a_model_dir(tmp_path):
-    progress = console.Progress('train', 0)
+    progress = report.Progress('train', 0)
     for step in range(8):
         progress.add(result(step, 1))
     progress.done()

@@ -7,9 +7,10 @@ import signal
 from absl import flags
 from absl.testing import flagsaver
 from conftest import load_program, ROOT
-from processes import (BEGINS, checkpoints, DID, free_ports, listens, MEMBER, RESUMES, STEP, TEST,
+from processes import (BEGINS, checkpoints, DID, listens, MEMBER, RESUMES, STEP, TEST,
                        wait_until)
 import pytest
+from tfdist.ports import free_ports
 
 FOLDER = 'Elastic-Workers'
 SLOW = '--straggler=' + ','.join(f'{i}:0.02' for i in range(10))

@@ -8,11 +8,12 @@ import types
 
 from absl import flags
 from absl.testing import flagsaver
-from conftest import load_program
+from conftest import digits, load_program
 import numpy as np
 from processes import BEGINS, DID, RESUMES, STEP, Tasks, TEST
 import pytest
 import tensorflow.compat.v1 as tf
+from tfdist import building
 
 FOLDER = 'In-Graph-Replication'
 
@@ -102,7 +103,7 @@ def test_sync_on_the_same_batch_is_one_replica(replicas):
 
 def test_sync_on_halves_is_one_step_on_the_whole(program, replicas):
     """With the network of model.py; also a mean of means is one only for halves of one size."""
-    images, labels = [array[:64] for array in program.model._load()[:2]]
+    images, labels = [array[:64] for array in digits()[:2]]
 
     def network():
         program.model.loss_and_accuracy(tf.constant(images), tf.constant(labels))
@@ -110,7 +111,8 @@ def test_sync_on_halves_is_one_step_on_the_whole(program, replicas):
     def on(*parts):
         def losses_at(variables):
             batches = [(tf.constant(images[part]), tf.constant(labels[part])) for part in parts]
-            return [program.make_loss_at(variables, batch) for batch in batches]
+            return [building.make_loss_at(program.model.loss_and_accuracy, variables, [batch])
+                    for batch in batches]
         return losses_at
 
     whole = replicas('sync', None, network, losses_at=on(slice(0, 64)))

@@ -10,9 +10,10 @@ import sys
 import tempfile
 
 import processes
-from processes import EVALUATED, free_ports, PREPARED, ROOT, STEP, TEST
+from processes import EVALUATED, PREPARED, ROOT, STEP, TEST
 import psutil
 import pytest
+from tfdist.ports import free_ports
 
 ENDLESS = ['--train_steps=1000000', '--log_every_n_steps=2', '--straggler=0:0.05,1:0.05']
 OTHER_USER = 65534
@@ -112,16 +113,27 @@ def start_script(programs, request):
     """
     user = request.param
     switch = ['setpriv', f'--reuid={user}', '--clear-groups'] if user != os.geteuid() else []
-    with tempfile.TemporaryDirectory() as project:  # pytest's own are closed to other users
-        shutil.copy(str(ROOT / 'HogWild' / 'run.sh'), project)
+    # That of the tests may be closed to others.
+    python = sys.executable if user == os.geteuid() else shutil.which('python3', path='/usr/bin')
+    with tempfile.TemporaryDirectory() as directory:  # pytest's own are closed to other users
+        project = pathlib.Path(directory, 'Ring-AllReduce')
+        project.mkdir()
+        for file in 'run.sh', 'tfdist.py':
+            shutil.copy(str(ROOT / 'Ring-AllReduce' / file), str(project))  # it has no ps
+        shutil.copytree(str(ROOT / 'tfdist'), str(project.parent / 'tfdist'),
+                        ignore=shutil.ignore_patterns('__pycache__'))
+        (project / 'interpreter').write_text(
+            f'#!/bin/sh\ncase $1 in */worker.py) exec sh "$@";; *) exec {python} "$@";; esac\n')
+        (project / 'interpreter').chmod(0o755)
         if os.geteuid() == 0:
-            os.chown(project, OTHER_USER, -1)
+            for path in project, project.parent:
+                os.chown(str(path), OTHER_USER, -1)
 
         def start_script(script, *flags):
-            pathlib.Path(project, 'worker.py').write_text(script)
-            env = {'LOCAL_ONLY': '1', 'PYTHON': 'bash', 'WORKERS': '1', 'PORT': '2'}
-            run = programs.start([*switch, 'bash', 'run.sh', *flags], cwd=pathlib.Path(project),
-                                 env=env)
+            (project / 'worker.py').write_text(script)
+            env = {'LOCAL_ONLY': '1', 'PYTHON': str(project / 'interpreter'), 'WORKERS': '1',
+                   'PORT': '2', 'PYTHONDONTWRITEBYTECODE': '1'}
+            run = programs.start([*switch, 'bash', 'run.sh', *flags], cwd=project, env=env)
             return run, user
         yield start_script
 

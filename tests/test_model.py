@@ -2,12 +2,13 @@
 
 from absl import flags
 from absl.testing import flagsaver
-import model
+from conftest import digits, load_program
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 FLAGS = flags.FLAGS
+model = load_program('HogWild', 'model')
 BATCH = 125  # divides the 1,500 examples, and the shards of 2, 3 and 4 workers
 
 
@@ -41,7 +42,7 @@ def evaluate(*fetches):
 
 def positions(shard, num_shards, epochs=1, seed=0):
     """Returns which examples of the training set a worker sees, in order: [epochs, examples]."""
-    images, _, _, _ = model._load()
+    images, _, _, _ = digits()
     position_of = {image.tobytes(): i for i, image in enumerate(images)}
     assert len(position_of) == len(images), 'each image is there once'
     with tf.Graph().as_default():
@@ -76,7 +77,7 @@ def test_workers_have_different_orders():
 
 
 def test_labels_belong_to_their_images():
-    images, labels, _, _ = model._load()
+    images, labels, _, _ = digits()
     label_of = {image.tobytes(): label for image, label in zip(images, labels)}
     for batch, its_labels in evaluate(*model.train_batches(32, 3, shard=1, num_shards=2)):
         assert [label_of[image.tobytes()] for image in batch] == list(its_labels)
@@ -99,7 +100,7 @@ def test_test_set_is_whole_and_of_new_images():
     assert images.shape == [297, 64] and labels.shape == [297]
     (images, labels), = evaluate((images, labels))
     assert images.dtype == np.float32 and labels.dtype == np.int64
-    known = {image.tobytes() for image in model._load()[0]}
+    known = {image.tobytes() for image in digits()[0]}
     assert not known & {image.tobytes() for image in images}
 
 
@@ -128,7 +129,7 @@ def test_network(dataset, sizes):
 
 def test_data_are_not_in_the_graph():
     """A graph has to fit a message of 2 GB, and travels to the server of every session."""
-    images, _, test_images, _ = model._load()
+    images, _, test_images, _ = digits()
     model.loss_and_accuracy(*model.test_set())
     model.train_batches(32, 10)
     size = tf.get_default_graph().as_graph_def().ByteSize()

@@ -2,11 +2,11 @@
 
 import time
 
-import cluster
 from processes import (BEGINS, checkpoints, DID, INCOMPLETE, RESUMES, STEP, Tasks, TEST,
                        wait_until)
 import pytest
 import tensorflow.compat.v1 as tf
+from tfdist import sessions
 
 SLOW = '--straggler=0:0.02,1:0.02'  # not even 50 steps per second and worker: time to kill one
 
@@ -14,7 +14,7 @@ SLOW = '--straggler=0:0.02,1:0.02'  # not even 50 steps per second and worker: t
 def test_a_cancelled_call_counts_as_a_failure_of_a_ps():
     """TensorFlow 2.21 raises it at times, and not on demand."""
     with pytest.raises(tf.errors.AbortedError, match='RecvFromRemoteAsync'):
-        with cluster.failures_of_ps():
+        with sessions.failures_of_ps():
             raise tf.errors.CancelledError(None, None, 'RecvFromRemoteAsync is cancelled.')
 
 

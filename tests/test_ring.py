@@ -13,6 +13,7 @@ import numpy as np
 from processes import BEGINS, checkpoints, DID, RESUMES, STEP, Tasks, TEST, wait_until
 import pytest
 import tensorflow.compat.v1 as tf
+from tfdist import seam
 
 HPARAMS = dict(implementation='ring', scale_learning_rate=False, warmup_steps=0)
 
@@ -27,14 +28,15 @@ def together(functions):
 def run_ring(cluster, request):
     """A function that runs a part of the ring on one vector for each worker."""
     def run(part, vectors):
-        """Args: part: function (program, vector tensor, task_index, num_workers) -> tensors."""
+        """Args: part: function (AllReduce, vector tensor) -> tensors."""
         sessions, fetches = [], []
         for i, vector in enumerate(vectors):
             graph = tf.Graph()
             container = re.sub(r'[\W_]', '-', request.node.name)
             with graph.as_default(), graph.container(container), tf.device(f'/job:worker/task:{i}'):
-                program = load_program('Ring-AllReduce')
-                fetches.append(part(program, tf.constant(vector, tf.float32), i, len(vectors)))
+                all_reduce = load_program('Ring-AllReduce').AllReduce(
+                    i, len(vectors), seam.Seam.worker_device)
+                fetches.append(part(all_reduce, tf.constant(vector, tf.float32)))
             sessions.append(tf.Session(cluster.servers['worker', i].target, graph=graph))
         try:
             return together([lambda s=s, f=f: s.run(f) for s, f in zip(sessions, fetches)])
@@ -49,8 +51,8 @@ THREE = [[1, 2, 3], [10, 20, 30], [100, 200, 300]]
 
 def test_scatter_reduce(run_ring):
     """Worker j has the whole sum of piece j + 1."""
-    def part(program, vector, task_index, num_workers):
-        return program.scatter_reduce(tf.split(vector, 3), task_index, num_workers)
+    def part(all_reduce, vector):
+        return all_reduce.scatter_reduce(tf.split(vector, 3))
 
     results = run_ring(part, THREE)
     assert [np.concatenate(chunks).tolist() for chunks, _ in results] == [
@@ -67,14 +69,14 @@ def test_scatter_reduce(run_ring):
 ])
 def test_ring_sum(run_ring, vectors):
     """Also of lengths that do not divide, and of fewer entries than workers."""
-    results = run_ring(lambda program, *arguments: program.ring_sum(*arguments), vectors)
+    results = run_ring(lambda all_reduce, vector: all_reduce.sum(vector), vectors)
     for result in results:
         assert result.tolist() == np.sum(vectors, axis=0).tolist()
 
 
 def test_the_sum_is_the_same_on_all_bit_for_bit(run_ring):
     vectors = np.random.RandomState(0).normal(size=[4, 1001]) * 10. ** np.arange(4)[:, None]
-    results = run_ring(lambda program, *arguments: program.ring_sum(*arguments), vectors)
+    results = run_ring(lambda all_reduce, vector: all_reduce.sum(vector), vectors)
     for result in results:
         assert result.tobytes() == results[0].tobytes()
     assert results[0] == pytest.approx(vectors.sum(axis=0), rel=1e-5)

@@ -10,6 +10,7 @@ import types
 
 import pytest
 import tensorflow.compat.v1 as tf
+from tfdist import warmup
 
 HPARAMS = {
     'Synchronous-SGD': dict(scale_learning_rate=False, warmup_steps=0),
@@ -274,7 +275,7 @@ def test_gradual_warmup(fed, workers_per_step, step, rate):
     hparams = types.SimpleNamespace(learning_rate=0.1, scale_learning_rate=True, warmup_steps=50)
     worker.set(worker.global_step, step)
     with worker.graph.as_default():
-        tensor = worker.program.scaled_learning_rate(hparams, workers_per_step, worker.global_step)
+        tensor = warmup.scaled_learning_rate(hparams, workers_per_step, worker.global_step)
     assert worker.session.run(tensor) == pytest.approx(rate)
 
 

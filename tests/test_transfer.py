@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-import transfer
+from tfdist import transfer
 
 LARGE = [[3.] * 1000] * 20  # 80 kB
 

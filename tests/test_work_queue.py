@@ -3,11 +3,12 @@
 import threading
 
 from absl import flags
-from conftest import load_program
+from conftest import digits, load_program
 import numpy as np
 from processes import DID, STEP, Tasks, TEST, TOOK
 import pytest
 import tensorflow.compat.v1 as tf
+from tfdist.tickets import Tickets
 
 FOLDER = 'Work-Queue'
 NONE = [-1, -1]
@@ -19,11 +20,10 @@ def queue(cluster, request):
     sessions = []
 
     def make(count, number):
-        program = load_program(FOLDER, 'tickets')
         exchanges = []
         for task_index in range(count):
             with tf.Graph().as_default() as graph, graph.container(request.node.name):
-                tickets = program.Tickets(number, 1, '/job:ps/task:0')
+                tickets = Tickets(number, 1, '/job:ps/task:0')
                 session = tf.Session(cluster.servers['worker', task_index].target,
                                      config=cluster.config(task_index))
                 sessions.append(session)
@@ -97,7 +97,7 @@ def model():
 
 def examples_of(model, tickets, batch_size=50, num_steps=4, seed=1):
     """Returns the indexes of the examples in each of some tickets: [tickets, examples]."""
-    images = model._load()[0]
+    images = digits()[0]
     index_of = {image.tobytes(): i for i, image in enumerate(images)}
     assert len(index_of) == model.num_examples() == 1500
     mine = tf.placeholder(tf.int64, [2])
@@ -124,7 +124,7 @@ def test_the_tickets_of_an_epoch_have_every_example(model):
 
 
 def test_labels_belong_to_their_images(model):
-    images, labels, _, _ = model._load()
+    images, labels, _, _ = digits()
     label_of = {image.tobytes(): label for image, label in zip(images, labels)}
     mine = tf.placeholder(tf.int64, [2])
     batches, make_ready = model.train_batches(20, 2, mine, 4)

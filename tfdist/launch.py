@@ -39,13 +39,17 @@ def main(folder):
     own.add_argument('--start-workers', type=int, default=0, help='workers, by default')
     own.add_argument('--start-chief', action='store_true', help='train.py, whom the workers serve')
     own.add_argument('--start-evaluator', action='store_true', help='evaluator.py, too')
+    own.add_argument('--alone', help='a program that trains by itself, instead of all tasks')
+    own.add_argument('--first', help='a program to run before')
     own.add_argument('--gpus', default='', help='by commas, the GPU that each worker is to see')
     options, flags = own.parse_known_args()
+    trainer = options.alone or ('train.py' if options.start_chief else 'worker.py')
     if '--help' in flags:
-        print(__doc__)
-        trainer = 'train.py' if options.start_chief else 'worker.py'
-        os.execv(sys.executable, [sys.executable, os.path.join(folder, trainer), '--help'])
+        print(__doc__, flush=True)
+        os.execvp(*_command(folder, trainer, ['--help']))
     _confine(os.environ.get('LOCAL_ONLY', ''))
+    if options.alone:
+        os.execvp(*_command(folder, trainer, flags))
     gpus = options.gpus.split(',') if options.gpus else []
     jobs = {'ps': options.start_ps and _number('PS', options.start_ps),
             'worker': _number('WORKERS', len(gpus) or options.start_workers)}
@@ -60,6 +64,9 @@ def main(folder):
     if options.start_evaluator:
         tasks.append(('evaluator', 0))
     run = Run()
+    if options.first:
+        run.start(_command(folder, options.first, flags)[1], os.environ)
+        run.wait()
     for job, i in tasks:
         env = dict(os.environ, TF_CONFIG=json.dumps(
             {'cluster': cluster, 'task': {'type': job, 'index': i}}))
@@ -67,12 +74,17 @@ def main(folder):
             env['CUDA_VISIBLE_DEVICES'] = ''  # the GPUs are for the workers
         elif gpus:
             env['CUDA_VISIBLE_DEVICES'] = gpus[i]
-        # Where there is a chief it trains, and the workers serve it.
-        trains = job in ('chief', 'evaluator') or (job == 'worker' and not options.start_chief)
-        program = os.path.join(folder, 'train.py' if job == 'chief' else f'{job}.py')
-        run.start([os.environ.get('PYTHON') or sys.executable, program,
-                   *own_flags, *(flags if trains else [])], env)
+        program = 'train.py' if job == 'chief' else f'{job}.py'
+        given = flags if program in (trainer, 'evaluator.py') else []
+        run.start(_command(folder, program, [*own_flags, *given])[1], env)
     run.wait()
+    sys.exit(0)
+
+
+def _command(folder, program, flags):
+    """Returns the interpreter and the whole command, a list of strings, that run a program."""
+    interpreter = os.environ.get('PYTHON') or sys.executable
+    return interpreter, [interpreter, os.path.join(folder, program), *flags]
 
 
 def fail(line):
@@ -148,7 +160,11 @@ class Run:
             self._processes.append(subprocess.Popen(command, env=env))
 
     def wait(self):
-        """Waits until all have ended, one has failed or a signal came, and ends this process."""
+        """Waits until all have ended well.
+
+        Raises:
+          SystemExit: if one has failed or a signal came; the others are ended then.
+        """
         while self._signal is None:
             statuses = [process.poll() for process in self._processes]
             failed = [status for status in statuses if status]
@@ -157,7 +173,7 @@ class Run:
                 # As a shell says it, if it was a signal that ended the process.
                 sys.exit(failed[0] if failed[0] > 0 else 128 - failed[0])
             if None not in statuses:
-                sys.exit(0)
+                return
             time.sleep(0.05)
         self._stop()
         sys.exit(128 + self._signal)

@@ -60,13 +60,20 @@ def between_tasks(traces):
     """
     most = collections.defaultdict(lambda: Sent(0, 0))
     for trace in traces:
-        for way, sizes in _sizes(trace).items():
+        for way, sizes in transfers(trace).items():
             most[way] = max(most[way], Sent(sum(sizes), len(sizes)))
     return most
 
 
-def _sizes(trace):
-    """Returns a dict of lists: the bytes of each tensor, by (sender, receiver)."""
+def transfers(trace):
+    """Returns what a traced run sent: lists of the bytes of each tensor, by (sender, receiver).
+
+    Args:
+      trace: `tf.RunMetadata`, filled by a run with the options TRACE.
+
+    Returns:
+      Dict of lists of ints by pairs such as ('ps 0', 'worker 1'). Signals without data are left out.
+    """
     sizes = collections.defaultdict(list)
     for device in trace.step_stats.dev_stats:
         for node in device.node_stats:
