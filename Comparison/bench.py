@@ -13,102 +13,21 @@ import collections
 import functools
 import multiprocessing
 import os
-import pathlib
 import re
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 
+from examples import Example
 import numpy as np
-import psutil
+from runs import ROOT, Run, TIME_LIMIT
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-TIME_LIMIT = 120  # seconds for one run
-# A shell may have set these, and run.sh reads them.
-FOREIGN = {'PS', 'WORKERS', 'PORT', 'LOCAL_ONLY', 'MODE'}
-DID = re.compile(r'[\w ]+: did (\d+) local steps, .*?(\d+) steps/s')
 RATE = 'steps/s in all'
 BARE = 'bare limit, ' + RATE
 STEPS = 'steps/s'
 HOTTEST = 'bytes that the busiest ps sends in a step'
-
-
-class Run:
-    """A run of a folder's run.sh, from its start to its end.
-
-    Attributes:
-      lines: list of (seconds since the start, line that was printed).
-      seconds: float, how long it took.
-      peaks: dict, the peak of the resident memory of a process in bytes, by its program's name.
-    """
-
-    def __init__(self, folder, *flags, **env):
-        """Runs it.
-
-        Args:
-          folder: string.
-          *flags: strings, for the workers.
-          **env: environment variables, such as WORKERS='4'.
-
-        Raises:
-          SystemExit: if it fails.
-        """
-        self.lines, self.peaks = [], {}
-        own = {key: value for key, value in os.environ.items() if key not in FOREIGN}
-        began = time.monotonic()
-        process = subprocess.Popen(
-            ['bash', str(ROOT / folder / 'run.sh'), *flags], stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, universal_newlines=True,
-            env={**own, 'PYTHON': sys.executable, **env})
-        limit = threading.Timer(TIME_LIMIT, process.terminate)
-        limit.start()
-        watch = threading.Thread(target=self._watch_memory, args=(process,))
-        watch.start()
-        try:
-            for line in process.stdout:
-                self.lines.append((time.monotonic() - began, line.rstrip()))
-            status = process.wait()
-            self.seconds = time.monotonic() - began
-        finally:  # also when this program is told to end
-            process.terminate()
-            limit.cancel()
-            watch.join()
-        if status:
-            sys.exit('\n'.join([f'{folder}: status {status} after {self.seconds:.0f} s, of '
-                                f'{TIME_LIMIT} s at most:',
-                                *(line for _, line in self.lines)]))
-
-    def _watch_memory(self, process):
-        """Looks at the processes until the run ends."""
-        while process.poll() is None:
-            try:
-                for child in psutil.Process(process.pid).children(recursive=True):
-                    name = ' '.join(child.cmdline()[1:2]).rpartition('/')[2]
-                    self.peaks[name] = max(self.peaks.get(name, 0), child.memory_info().rss)
-            except psutil.NoSuchProcess:
-                pass  # it ended meanwhile
-            time.sleep(0.2)
-
-    def find(self, form):
-        """Returns (seconds since the start, match) of the first line of `form`, a pattern."""
-        return next((seconds, match) for seconds, line in self.lines
-                    for match in [re.search(form, line)] if match)
-
-    def rates(self):
-        """Returns a dict: local steps/s by all workers together, and by each, their mean.
-
-        Together: all steps by the time of the worker that took longest, since a worker that came
-        late had no share in the others' first steps.
-        """
-        workers = [tuple(map(int, match.groups()))
-                   for match in (DID.fullmatch(line) for _, line in self.lines) if match]
-        longest = max(steps / rate for steps, rate in workers if rate)
-        return {RATE: sum(steps for steps, _ in workers) / longest,
-                'steps/s per worker': statistics.mean(rate for _, rate in workers)}
 
 
 def bare_limit(steps):
@@ -120,9 +39,9 @@ def bare_limit(steps):
 def _bare_loop(steps):
     """Returns the steps/s of a plain session and its callable: no hooks, no look at the results."""
     sys.path.insert(0, str(ROOT / 'Non-Distributed-Setup'))
-    import console  # noqa: F401  (before TensorFlow)
     import model
-    import tensorflow.compat.v1 as tf
+    from tfdist import sessions
+    from tfdist.quiet import tf
     import train
     train.FLAGS(['bare_limit'])
     tf.set_random_seed(train.FLAGS.seed)
@@ -130,9 +49,7 @@ def _bare_loop(steps):
     loss, accuracy = model.loss_and_accuracy(*batch)
     train_op = train.sgd(loss, accuracy, tf.trainable_variables(),
                          tf.train.get_or_create_global_step(), train.FLAGS.learning_rate)
-    config = tf.ConfigProto(intra_op_parallelism_threads=train.FLAGS.num_threads,
-                            inter_op_parallelism_threads=train.FLAGS.num_threads)
-    with tf.Session(config=config) as session:
+    with tf.Session(config=sessions.config()) as session:
         session.run([tf.global_variables_initializer(), tf.tables_initializer()])
         run = session.make_callable(train_op)
         began = time.monotonic()
@@ -143,18 +60,16 @@ def _bare_loop(steps):
 
 def one_process(folder, steps, *flags):
     """Measures a folder of which one process trains."""
-    rates = Run(folder, f'--train_steps={steps}', *flags).rates()
-    return {RATE: rates[RATE]}
+    return {RATE: Run(folder, f'--train_steps={steps}', *flags).figures()['local steps/s']}
 
 
 def as_it_comes(folder):
     """Measures a run with all defaults: when it starts and ends, its result and its memory."""
     run = Run(folder)
     first_step, _ = run.find('starts at step')
-    _, accuracy = run.find(r'test accuracy ([\d.]+)')
     return {'seconds to the first step': first_step,
             'seconds to the exit': run.seconds,
-            'test accuracy': float(accuracy.group(1)),
+            'test accuracy': run.figures()['test accuracy'],
             'peak memory of the ps, MB': run.peaks['ps.py'] / 1e6,
             'peak memory of a worker, MB': run.peaks['worker.py'] / 1e6}
 
@@ -171,8 +86,11 @@ def together(folder, workers, local_steps, window=1):
     flags = [f'--train_steps={local_steps // window}', '--log_every_n_steps=5000']
     if window > 1:
         flags.append(f'--communication_window={window}')
-    rates = Run(folder, *flags, WORKERS=str(workers)).rates()
-    return rates if workers > 1 else {RATE: rates[RATE]}
+    figures = Run(folder, *flags, WORKERS=str(workers)).figures()
+    rates = {RATE: figures['local steps/s']}
+    if workers > 1:
+        rates['steps/s per worker'] = figures['steps/s per worker']
+    return rates
 
 
 def two_devices(folder, mode, steps):
@@ -184,7 +102,7 @@ def two_devices(folder, mode, steps):
       steps: dict of ints, the train_steps by the number of devices.
     """
     rates = {count: Run(folder, f'--train_steps={steps[count]}', f'--num_gpus={count}',
-                        MODE=mode).rates()[RATE] for count in (1, 2)}
+                        MODE=mode).figures()['local steps/s'] for count in (1, 2)}
     return {'one, batches/s': rates[1], 'two, batches/s': rates[2],
             'two, in what one does': rates[2] / rates[1]}
 
@@ -201,14 +119,13 @@ def with_its_input(folder, workers, steps):
 def _input_alone(folder, batches):
     """Returns the batches/s of a folder's input, as a worker of two has it."""
     sys.path.insert(0, str(ROOT / folder))
-    import console  # noqa: F401  (before TensorFlow)
     import model
-    import tensorflow.compat.v1 as tf
+    from tfdist import sessions
+    from tfdist.quiet import tf
     import worker
-    worker.FLAGS(['input_alone'])
+    worker.FLAGS(['input_alone', '--num_threads=1'])
     batch, = model.train_batches(worker.FLAGS.batch_size, 1, shard=0, num_shards=2)
-    config = tf.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
-    with tf.Session(config=config) as session:
+    with tf.Session(config=sessions.config()) as session:
         session.run(tf.tables_initializer())
         run = session.make_callable([tensor.op for tensor in batch])
         run()
@@ -227,8 +144,7 @@ def windows(folder, lengths=(10, 50), numbers=(1, 2)):
 
 def synchronous(folder, *flags):
     """Measures two workers that make each step together."""
-    rates = Run(folder, '--train_steps=2000', *flags).rates()
-    return {STEPS: rates['steps/s per worker']}
+    return {STEPS: Run(folder, '--train_steps=2000', *flags).figures()['steps/s per worker']}
 
 
 def loopback(size=2**28):
@@ -265,10 +181,10 @@ def large(folder, *flags):
                  **{f'x_{part}': noise.randint(256, size=(2000, 28, 28), dtype=np.uint8)
                     for part in ('train', 'test')},
                  **{f'y_{part}': noise.randint(10, size=2000) for part in ('train', 'test')})
-        rates = Run(folder, '--train_steps=300', '--learning_rate=0.01', '--dataset=mnist',
-                    f'--data_dir={directory}', *flags).rates()
-    steps = rates['steps/s per worker']
-    per_worker = parameters if (ROOT / folder / 'ring.py').exists() else 2 * parameters
+        run = Run(folder, '--train_steps=300', '--learning_rate=0.01', '--dataset=mnist',
+                  f'--data_dir={directory}', *flags)
+    steps = run.figures()['steps/s per worker']
+    per_worker = parameters if Example(folder).kind == 'ring' else 2 * parameters
     return {STEPS: steps, 'MB/s by two workers': steps * 2 * per_worker / 1e6}
 
 
@@ -278,7 +194,8 @@ def placement(strategy, network, steps):
               f'--train_steps={steps}', '--log_every_n_steps=5000', WORKERS='1', PS='2')
     printed = '\n'.join(line for _, line in run.lines)
     sent = re.findall(r'in a step ps \d+ sends ([\d,]+) B', printed)
-    return {RATE: run.rates()[RATE], HOTTEST: max(int(size.replace(',', '')) for size in sent)}
+    return {RATE: run.figures()['local steps/s'],
+            HOTTEST: max(int(size.replace(',', '')) for size in sent)}
 
 
 def in_graph(mode, workers, local_steps):
@@ -286,7 +203,7 @@ def in_graph(mode, workers, local_steps):
     steps = local_steps // workers if mode == 'sync' else local_steps
     run = Run('In-Graph-Replication', f'--mode={mode}', f'--train_steps={steps}',
               '--log_every_n_steps=5000', WORKERS=str(workers))
-    return {RATE: run.rates()[RATE]}
+    return {RATE: run.figures()['local steps/s']}
 
 
 # What is measured, by name: functions that return a dict of figures.

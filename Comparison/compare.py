@@ -26,18 +26,15 @@ import sys
 import tempfile
 import time
 
+import bench
+from examples import BARE, Example, examples
+import hosts
+import plots
+import report
+import runs
 import tqdm
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.append(str(HERE.parent / 'tests'))
-
-import bench  # noqa: E402
-from examples import BARE, Example, examples  # noqa: E402
-import measure  # noqa: E402
-import network  # noqa: E402
-import plots  # noqa: E402
-import report  # noqa: E402
-
 DELAY = 0.005  # seconds that the straggler, worker 1, wastes in each local step
 WINDOWS = 1, 5, 10, 20, 50
 WORKERS = 1, 2, 4, 8
@@ -53,6 +50,7 @@ PARTS = {'table': 1, 'quick': 1, 'trace': 0.2, 'straggler': 0.2, 'window': 0.6, 
 ROUND_TRIPS = 0, 1, 2, 5, 10, 20
 DISTANT = [('HogWild', 1), ('AGN', 10), ('AGN', 50), ('Synchronous-SGD', 1), ('Ring-AllReduce', 1)]
 DISTANT_WINDOWS = 0.04  # of the local steps of a run for the table
+DISTANT_TASKS = 'ps-0', 'worker-0', 'worker-1'  # each on a host with this name
 
 # What to run, and so the key of a row in results.csv. The experiment 'quick' is a short run for the
 # table with a trace.
@@ -141,30 +139,6 @@ def key(row):
     return tuple(row[field] for field in Job._fields)
 
 
-def interpreter(directory, traced, network_name):
-    """Writes a script for $PYTHON that runs the programs which train under observed.py.
-
-    Args:
-      directory: string, where the script and the notes go.
-      traced: int, how many runs of each train op are traced.
-      network_name: string, of the network on whose hosts all programs run, if any.
-
-    Returns:
-      String, the path of the script.
-    """
-    path = pathlib.Path(directory) / 'python'
-    on_host = f'  *.py) set -- "{HERE}/network.py" {network_name} "$@" ;;\n'
-    path.write_text('#!/bin/sh\n'
-                    'case $1 in\n'
-                    f'  */worker.py | */train.py | */towers.py) set -- "{HERE}/observed.py" '
-                    f'"{directory}" {traced} "$@" ;;\n'
-                    'esac\n'
-                    + (f'case $1 in\n{on_host}esac\n' if network_name else '')
-                    + f'exec "{sys.executable}" "$@"\n', encoding='utf-8')
-    path.chmod(0o700)
-    return str(path)
-
-
 def run(each, results_dir):
     """Makes the run of a `Job`.
 
@@ -190,37 +164,38 @@ def _run_folder(each, example, results_dir):
     env = {} if example.settings.workers == 0 else {'WORKERS': str(each.workers)}
     flags = example.arguments(each.workers, each.window, each.local_steps)
     traced = each.experiment in ('trace', 'quick')
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
+        flags += [f'--notes_dir={directory}', f'--seed={each.seed}']
         logdir = os.path.join(directory, 'model')
         if traced:
             logdir = str(results_dir / 'tensorboard' / example.name)
             shutil.rmtree(logdir, ignore_errors=True)  # or this run would resume the last one
-            flags += [f'--log_every_n_steps={each.local_steps // 20}']
+            flags += [f'--log_every_n_steps={each.local_steps // 20}', f'--traced_runs={TRACED}']
         else:
             flags += [f'--log_every_n_steps={10**9}']  # only the last line
         if traced or 'is_sync' in example.flags:  # this one would take a directory of its own
             flags += [f'--model_dir={logdir}']
         if each.straggler:
             flags += [f'--straggler=1:{each.straggler}']
-        with contextlib.ExitStack() as stack:
-            hosts = '' if each.round_trip == '' else stack.enter_context(
-                network.Network(each.round_trip / 1000)).name
-            done = bench.Run(example.name, *flags, f'--seed={each.seed}', **env,
-                             PYTHON=interpreter(directory, TRACED if traced else 0, hosts))
+        if each.round_trip != '':
+            network = hosts.Hosts(pathlib.Path(directory), DISTANT_TASKS,
+                                  round_trip=each.round_trip / 1000)
+            env['PYTHON'] = stack.enter_context(network).python()
+        done = runs.Run(example.name, *flags, **env)
         notes = [json.loads(path.read_text(encoding='utf-8'))
                  for path in pathlib.Path(directory).glob('*.json')]
     return from_notes(notes, **from_lines(done), asked=each.local_steps)
 
 
 def from_lines(done):
-    """Returns a dict of what a finished `bench.Run` printed."""
-    figures = measure.figures(done)
+    """Returns a dict of what a finished `runs.Run` printed."""
+    figures = done.figures()
     started, _ = done.find('starts at step')
-    tested, test = done.find(r'test accuracy [\d.]+ after (\d+) steps')
+    tested, test = done.find(runs.TEST)
     sums = [tuple(map(int, match.groups())) for _, line in done.lines
             for match in [re.search(r': did .* accepted (\d+), dropped (\d+)', line)] if match]
     accepted, dropped = map(sum, zip(*sums)) if sums else ('', '')
-    return {'steps': figures['local steps'], 'updates': int(test[1]),
+    return {'steps': figures['local steps'], 'updates': int(test[2]),
             'test_accuracy': figures['test accuracy'],
             'start_s': round(started, 2),
             'stop_s': round(done.seconds - tested, 2), 'accepted': accepted, 'dropped': dropped}
@@ -234,7 +209,7 @@ def rate(notes):
     leaves too little, as in very short runs, it counts the whole time.
 
     Args:
-      notes: list of dicts, what observed.py wrote.
+      notes: list of dicts, what the processes wrote by tfdist/notes.py.
     """
     times = [note['times'] for note in notes]
     busy = [own for own in times if len(own) > max(WARM_UP, max(map(len, times)) / 50)]
@@ -251,7 +226,7 @@ def from_notes(notes, steps, updates, asked, **rest):
     """Adds to a run's figures what its processes noted.
 
     Args:
-      notes: list of dicts, what observed.py wrote.
+      notes: list of dicts, what the processes wrote by tfdist/notes.py.
       steps: int, local steps of the run.
       updates: int, its updates.
       asked: int, how many local steps it was told to make.
@@ -347,7 +322,7 @@ class Comparison:
         if options.quick:
             rounds = [plan.quick()]
         else:
-            reason = network.obstacle()
+            reason = hosts.missing()
             if reason:
                 print(f'Without the runs at a distance: {reason}.', file=sys.stderr)
             rounds = [plan.for_the_table(1) + plan.for_the_pictures()

@@ -1,11 +1,11 @@
 """What compare.py has to know about the examples, read from their files."""
 
+import ast
 import collections
-import pathlib
-import re
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-BARE = 'bare limit'  # no folder: the plainest loop in one process, of Comparison/bench.py
+from runs import ROOT
+
+BARE = 'bare limit'  # no folder: the plainest loop in one process, of bench.py
 GROUPS = 'one process', 'asynchronous, in each step', 'asynchronous, in windows', 'synchronous'
 
 
@@ -34,6 +34,48 @@ SETTINGS = {
 }
 
 
+WINDOWS = {'communication_window', 'n_fetch', 'n_push'}  # flags: local steps between exchanges
+
+
+def _name(node):
+    """Returns the name in a part of a program, such as 'flags.DEFINE_float', or ''."""
+    if isinstance(node, ast.Attribute):
+        return f'{_name(node.value)}.{node.attr}'
+    return getattr(node, 'id', '')
+
+
+def _calls_and_bases(folder):
+    """Reads a folder's programs.
+
+    Args:
+      folder: `pathlib.Path`.
+
+    Returns:
+      List of all calls, (what is called, `ast.Call`), and a set of what classes derive from.
+    """
+    nodes = [node for path in sorted(folder.glob('*.py'))
+             for node in ast.walk(ast.parse(path.read_text(encoding='utf-8')))]
+    return ([(_name(node.func), node) for node in nodes if isinstance(node, ast.Call)],
+            {_name(base) for node in nodes if isinstance(node, ast.ClassDef)
+             for base in node.bases})
+
+
+def _flags(calls):
+    """Returns what flags calls define: a dict of their defaults, `ast` nodes, by their names."""
+    found = {}
+    for called, call in calls:
+        if called == 'training_flags.define':
+            given = {keyword.arg: keyword.value for keyword in call.keywords}
+            # Two of its arguments are no flags: one is of --help, one says whether there is a flag.
+            given.pop('counted', None)
+            if not ast.literal_eval(given.setdefault('straggler', ast.Constant(True))):
+                del given['straggler']
+            found.update(given)
+        elif called.startswith('flags.DEFINE_'):
+            found[ast.literal_eval(call.args[0])] = call.args[1]
+    return found
+
+
 class Example:
     """A folder that trains.
 
@@ -53,19 +95,19 @@ class Example:
         self.name = name
         self.settings = SETTINGS.get(name, Settings())
         folder = ROOT / name
-        text = ''.join(path.read_text(encoding='utf-8') for path in sorted(folder.glob('*.py')))
-        self.flags = set(re.findall(r"DEFINE_\w+\(\s*'(\w+)'", text))
-        windows = dict(re.findall(
-            r"DEFINE_integer\('(communication_window|n_fetch|n_push)', (\d+)", text))
-        self._window_flags = sorted(windows)
-        self.window = max(map(int, windows.values()), default=1)
-        # patience.py says when a step of all workers does not come together.
-        self.synchronous = (self.settings.together if self.settings.together is not None
-                            else (folder / 'patience.py').exists() and 'is_sync' not in self.flags)
+        calls, bases = _calls_and_bases(folder)
+        defaults = _flags(calls)
+        self.flags = set(defaults)
+        self._window_flags = sorted(WINDOWS & self.flags)
+        self.window = max((ast.literal_eval(defaults[flag]) for flag in self._window_flags),
+                          default=1)
+        rings = any(called == 'ring.Ring' for called, _ in calls)
+        self.synchronous = (self.settings.together if self.settings.together is not None else
+                            rings or 'barrier.Synchronous' in bases and 'is_sync' not in self.flags)
         self.free_workers = self.settings.workers is None
         self.kind = ('alone' if self.settings.workers == 0 else
                      'server' if (folder / 'ps.py').exists() else
-                     'ring' if (folder / 'ring.py').exists() else 'layers')
+                     'ring' if rings else 'layers')
         self.group = GROUPS[0 if self.kind == 'alone' else
                             3 if self.synchronous or self.kind == 'layers' else
                             2 if self.window > 1 else 1]

@@ -1,19 +1,26 @@
-"""Hosts for tests: network namespaces on a switch of their own, each with a name and an address.
+"""Hosts on this machine: network namespaces on a switch, each with a name and an address.
 
 Nothing of them is on the system: they have no names there, no interface and no file, and need no
 root where users may make namespaces. A namespace lives as long as a process in it. Those that hold
-them end when their input is closed: at the latest when the test itself ends, however it does.
+them end when their input is closed: at the latest when the program that made them ends, however it
+does.
+
+As a program it is what run.sh starts in place of Python: `Hosts.python` says how.
 """
 
+import json
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
 
+_WIRE = pathlib.Path(__file__).resolve().parent / 'wire.py'
 _SWITCH = ['unshare', '--user', '--map-root-user', '--net', '--mount', '--uts']
 _TRY = """
 ip link add name switch type bridge && ip link add name port type veth peer name eth0 &&
 mount --bind /etc/hostname /etc/hosts && hostname try
+: | "$1" "$2" 0 port
 """
 # $1: what the file hosts says; $2: the shared directory; $3: the name; $4: the address.
 _HOST = """
@@ -28,8 +35,9 @@ def missing():
     for tool in 'unshare', 'nsenter', 'ip', 'hostname':
         if not shutil.which(tool):
             return f'there is no {tool}'
-    tried = subprocess.run([*_SWITCH, 'sh', '-ec', _TRY], stdout=subprocess.DEVNULL, timeout=30,
-                           stderr=subprocess.PIPE, universal_newlines=True, check=False)
+    tried = subprocess.run([*_SWITCH, 'sh', '-ec', _TRY, 'sh', sys.executable, str(_WIRE)],
+                           stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=30,
+                           universal_newlines=True, check=False)
     return f'namespaces cannot be made: {tried.stderr.strip()}' if tried.returncode else ''
 
 
@@ -43,16 +51,20 @@ class Hosts:
       shared: dict of `pathlib.Path`, what is /mnt on each.
     """
 
-    def __init__(self, directory, names, share=True):
+    def __init__(self, directory, names, share=True, round_trip=None):
         """Chooses addresses.
 
         Args:
           directory: `pathlib.Path`, for the hosts' files.
           names: list of strings.
           share: bool, whether /mnt is the same directory on all.
+          round_trip: float, seconds from host to host and back, with wire.py as the switch; None:
+            a switch of the system, and no delay.
         """
         self.addresses = {name: f'10.25.0.{i}' for i, name in enumerate(names, 1)}
-        self._names = directory / 'hosts'
+        self._directory = directory
+        self._round_trip = round_trip
+        self._ports = {name: f'port{i}' for i, name in enumerate(names, 1)}
         self.shared = {name: directory / ('mnt' if share else f'mnt-{name}') for name in names}
         self._holders = {}
 
@@ -71,21 +83,29 @@ class Hosts:
             holder.stdout.close()
 
     def _make(self):
-        self._names.write_text('127.0.0.1 localhost\n' + ''.join(
+        names = self._directory / 'hosts'
+        names.write_text('127.0.0.1 localhost\n' + ''.join(
             f'{address} {name}\n' for name, address in self.addresses.items()), encoding='utf-8')
         self._hold('', [*_SWITCH, 'sh', '-c', 'echo ready && exec cat'])
-        self._on_switch('ip', 'link', 'add', 'name', 'switch', 'type', 'bridge')
-        self._on_switch('ip', 'link', 'set', 'switch', 'up')
-        for i, (name, address) in enumerate(self.addresses.items(), 1):
+        into_switch = []
+        if self._round_trip is None:
+            self._on_switch('ip', 'link', 'add', 'name', 'switch', 'type', 'bridge')
+            self._on_switch('ip', 'link', 'set', 'switch', 'up')
+            into_switch = ['master', 'switch']
+        for name, address in self.addresses.items():
             self.shared[name].mkdir(exist_ok=True)
             self._hold(name, [
                 *self._enter('', '--user', '--net'), 'unshare', '--net', '--mount', '--uts',
-                'sh', '-ec', _HOST, 'sh', str(self._names), str(self.shared[name]),
+                'sh', '-ec', _HOST, 'sh', str(names), str(self.shared[name]),
                 name.partition('.')[0], address])
-            self._on_switch('ip', 'link', 'add', 'name', f'port{i}', 'type', 'veth',
+            port = self._ports[name]
+            self._on_switch('ip', 'link', 'add', 'name', port, 'type', 'veth',
                             'peer', 'name', 'eth0', 'netns', str(self._holders[name].pid))
-            self._on_switch('ip', 'link', 'set', f'port{i}', 'master', 'switch', 'up')
+            self._on_switch('ip', 'link', 'set', port, *into_switch, 'up')
             self._answer(name, 'plugged\n')
+        if self._round_trip is not None:
+            self._hold('wire.py', [*self._enter('', '--user', '--net'), sys.executable, str(_WIRE),
+                                   str(self._round_trip / 2), *self._ports.values()])
 
     def _hold(self, name, command):
         """Starts the process that keeps namespaces, and waits until it has made them."""
@@ -102,19 +122,34 @@ class Hosts:
 
     def _enter(self, name, *namespaces):
         """Returns the beginning of a command that is to run in namespaces of a host."""
-        return ['nsenter', f'--target={self._holders[name].pid}', '--preserve-credentials',
-                *namespaces]
+        return _enter(self._holders[name].pid, *namespaces)
 
     def _on_switch(self, *command):
         subprocess.run([*self._enter('', '--user', '--net'), *command], check=True, timeout=30)
 
     def on(self, name, command, cwd):
         """Returns the command, a list of strings, that runs `command` on a host in `cwd`."""
-        return [*self._enter(name, '--user', '--net', '--mount', '--uts'), f'--wd={cwd}', *command]
+        return [*_on(self._holders[name].pid, cwd), *command]
+
+    def python(self):
+        """Makes what may stand in for Python: it runs each task of a cluster on a host of its own.
+
+        That is the host with the name of the task, such as worker-0. What has no TF_CONFIG is no
+        task, and runs as it would without hosts.
+
+        Returns:
+          String, the path of an executable file.
+        """
+        pids = json.dumps({name: self._holders[name].pid for name in self.addresses})
+        path = self._directory / 'python'
+        path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{__file__}" \'{pids}\' "$@"\n',
+                        encoding='utf-8')
+        path.chmod(0o700)
+        return str(path)
 
     def plug(self, name, state='up'):
         """Connects a host with the others again, or with the state 'down' cuts it off."""
-        self._on_switch('ip', 'link', 'set', f'port{list(self.addresses).index(name) + 1}', state)
+        self._on_switch('ip', 'link', 'set', self._ports[name], state)
 
     def reaches(self, name, address):
         """Returns whether something on a host can connect to `address`, a host:port."""
@@ -122,3 +157,43 @@ class Hosts:
         probe = f'import socket; socket.create_connection(({host!r}, {port}), timeout=3)'
         return not subprocess.run(self.on(name, [sys.executable, '-c', probe], os.getcwd()),
                                   stderr=subprocess.DEVNULL, timeout=30, check=False).returncode
+
+
+def _enter(pid, *namespaces):
+    """Returns the beginning of a command that is to run in namespaces of a process."""
+    return ['nsenter', f'--target={pid}', '--preserve-credentials', *namespaces]
+
+
+def _on(pid, cwd):
+    """Returns the beginning of a command that is to run in `cwd` on the host of a process."""
+    return [*_enter(pid, '--user', '--net', '--mount', '--uts'), f'--wd={cwd}']
+
+
+def moved(config):
+    """Moves a cluster of one machine, each task to the host with its name.
+
+    Args:
+      config: dict, as in TF_CONFIG.
+
+    Returns:
+      A new dict, and the name of the host of this task.
+    """
+    cluster = {job: [f'{job}-{i}:{address.rpartition(":")[2]}'
+                     for i, address in enumerate(addresses)]
+               for job, addresses in config['cluster'].items()}
+    task = config['task']
+    return dict(config, cluster=cluster), f'{task["type"]}-{task["index"]}'
+
+
+def main():
+    """Runs a program of Python, on its host if it is a task."""
+    command = [sys.executable, *sys.argv[2:]]
+    if 'TF_CONFIG' in os.environ:
+        config, host = moved(json.loads(os.environ['TF_CONFIG']))
+        os.environ['TF_CONFIG'] = json.dumps(config)
+        command = [*_on(json.loads(sys.argv[1])[host], os.getcwd()), *command]
+    os.execvp(command[0], command)
+
+
+if __name__ == '__main__':
+    main()
