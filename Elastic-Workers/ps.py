@@ -7,7 +7,7 @@ from tfdist import cluster, console, membership, sessions
 from tfdist.quiet import tf
 
 
-def serve(_):
+def serve_whoever_comes(_):
     resolver = cluster.resolve('ps', jobs=('ps',), alone=True)
     server = tf.train.Server(resolver.cluster_spec(), 'ps', resolver.task_id,
                              config=sessions.config())
@@ -15,4 +15,4 @@ def serve(_):
 
 
 if __name__ == '__main__':
-    console.run(serve)
+    console.run(serve_whoever_comes)

@@ -77,19 +77,7 @@ class Scheme:
                                            accuracy=exchange.mean(accuracies)))
 
 
-def measure(progress, session, train_op, replicas):
-    """Trains some steps with a trace, and says what one of them sends between the tasks."""
-    def traced(step_context):
-        with sessions.failures_of_ps():
-            return traffic.trace(step_context.session, train_op, progress, FLAGS.train_steps,
-                                 replicas)
-
-    traces = session.run_step_fn(traced)
-    for (sender, receiver), sent in sorted(traffic.between_tasks(traces).items()):
-        progress.say(f'in a step {sender} sends {sent} to {receiver}')
-
-
-def main(_):
+def replicate_and_train(_):
     resolver = cluster.resolve('chief', jobs=('chief', 'ps', 'worker'))
     cluster_spec = resolver.cluster_spec()
     num_workers = cluster_spec.num_tasks('worker')
@@ -129,7 +117,9 @@ def main(_):
         progress = report.Progress('train', session.run(global_step))
         for ps in range(cluster_spec.num_tasks('ps')):
             progress.say(traffic.kept('ps', ps, tf.global_variables()))
-        measure(progress, session, scheme.train_ops[0], replicas)
+        ways = sessions.traced(session, scheme.train_ops[0], progress, replicas)
+        for (sender, receiver), sent in sorted(ways.items()):
+            progress.say(f'in a step {sender} sends {sent} to {receiver}')
         one_at_a_time = threading.Lock()
 
         def train(step_context):
@@ -153,4 +143,4 @@ def main(_):
 
 
 if __name__ == '__main__':
-    console.run(main)
+    console.run(replicate_and_train)

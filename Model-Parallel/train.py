@@ -165,20 +165,7 @@ class Scheme:
         self.train_op = {'global_step': step, 'loss': loss, 'accuracy': accuracy}
 
 
-def measure(progress, session, train_op, num_workers):
-    """Trains some steps with a trace, and says what the workers send each other in one."""
-    def traced(step_context):
-        with sessions.failures_of_ps():
-            return traffic.trace(step_context.session, train_op, progress, FLAGS.train_steps)
-
-    traces = session.run_step_fn(traced)
-    workers = [f'worker {i}' for i in range(num_workers)]
-    for (sender, receiver), sent in sorted(traffic.between_tasks(traces).items()):
-        if {sender, receiver} <= set(workers):
-            progress.say(f'in a step {sender} sends {sent} to {receiver}')
-
-
-def main(_):
+def split_and_train(_):
     resolver = cluster.resolve('chief', jobs=('chief', 'worker'))
     cluster_spec = resolver.cluster_spec()
     num_workers, sizes = cluster_spec.num_tasks('worker'), layer_sizes()
@@ -208,7 +195,10 @@ def main(_):
         progress = report.Progress('train', session.run(global_step))
         for worker in range(num_workers):
             progress.say(traffic.kept('worker', worker, tf.global_variables()))
-        measure(progress, session, scheme.train_op, num_workers)
+        ways = sessions.traced(session, scheme.train_op, progress)
+        for (sender, receiver), sent in sorted(ways.items()):
+            if sender.startswith('worker') and receiver.startswith('worker'):
+                progress.say(f'in a step {sender} sends {sent} to {receiver}')
 
         def train(step_context):
             """Trains past the hooks for a second, and then runs them: checkpoints."""
@@ -225,4 +215,4 @@ def main(_):
 
 
 if __name__ == '__main__':
-    console.run(main)
+    console.run(split_and_train)

@@ -30,9 +30,9 @@ def _uneven(units):
     return layers.dense(units, problem.CLASSES, 'logits')
 
 
-def _deep(units, layers=50, width=16):
+def _deep(units, depth=50, width=16):
     """Residual layers: each adds its little to what it gets, so that all of them learn."""
     units = tf.nn.relu(layers.dense(units, width, 'hidden_0'))
-    for i in range(1, layers - 1):
-        units += tf.nn.relu(layers.dense(units, width, f'hidden_{i}')) / layers
+    for i in range(1, depth - 1):
+        units += tf.nn.relu(layers.dense(units, width, f'hidden_{i}')) / depth
     return layers.dense(units, problem.CLASSES, 'logits')

@@ -179,19 +179,6 @@ def make_scheme(batches, test_set, global_step, cluster_spec, worker_device):
     return scheme, test_accuracy
 
 
-def measure(progress, session, train_op, num_ps):
-    """Trains some steps with a trace, and says what one step of worker 0 asks of each ps."""
-    def traced(step_context):
-        with sessions.failures_of_ps():
-            return traffic.trace(step_context.session, train_op, progress, FLAGS.train_steps)
-
-    traces = session.run_step_fn(traced)
-    sent = traffic.between_tasks(traces)
-    for ps in range(num_ps if traces else 0):
-        read, written = sent[f'ps {ps}', 'worker 0'], sent['worker 0', f'ps {ps}']
-        progress.say(f'in a step ps {ps} sends {read} and gets {written}')
-
-
 def place_and_train(_):
     resolver = cluster.resolve('worker')
     cluster_spec, task_index = resolver.cluster_spec(), resolver.task_id
@@ -230,7 +217,10 @@ def place_and_train(_):
         if is_chief:
             for ps in range(num_ps):
                 progress.say(traffic.kept('ps', ps, tf.global_variables()))
-            measure(progress, session, scheme.train_op, num_ps)
+            sent = sessions.traced(session, scheme.train_op, progress)
+            for ps in range(num_ps if sent else 0):
+                read, written = sent[f'ps {ps}', 'worker 0'], sent['worker 0', f'ps {ps}']
+                progress.say(f'in a step ps {ps} sends {read} and gets {written}')
 
         def train(step_context):
             """Trains past the hooks for a second, and then runs them: checkpoints."""

@@ -23,7 +23,8 @@ for signum in signal.SIGHUP, signal.SIGINT:
         signal.signal(signum, lambda *_: None)
 
 for path in sorted((ROOT / 'tfdist').glob('[!_]*.py')):
-    importlib.import_module(f'tfdist.{path.stem}')  # its flags stay, whichever program comes and goes
+    # Its flags stay, whichever program comes and goes.
+    importlib.import_module(f'tfdist.{path.stem}')
 
 
 def load_program(folder, name='worker'):

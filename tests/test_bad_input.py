@@ -83,6 +83,7 @@ def test_tasks_say_what_is_wrong(programs):
     config = {'cluster': {'ps': [f'localhost:{port}'], 'worker': ['localhost:2']},
               'task': {'type': 'ps', 'index': 0}}
     with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # it is held for a server
         other.bind(('', port))
         other.listen(1)
         cases = [
@@ -313,6 +314,7 @@ def test_settings(programs, setting, complaint):
 def test_port_in_use(programs):
     port, = free_ports(1)
     with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # it is held for a server
         other.bind(('', port))
         other.listen(1)
         run = programs.run_sh('HogWild', PORT=port)

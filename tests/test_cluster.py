@@ -308,6 +308,7 @@ def test_port_in_use():
     port, = free_ports(1)
     give_flags(ps=f'localhost:{port}')
     with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # it is held for a server
         other.bind(('', port))
         other.listen(1)
         with pytest.raises(SystemExit, match=f'ps 0 cannot listen on port {port}: '

@@ -32,17 +32,7 @@ def main(folder):
     Args:
       folder: string, the path of the folder with the programs.
     """
-    own = argparse.ArgumentParser(prog='run.sh', usage='bash run.sh [FLAGS]', description=__doc__,
-                                  formatter_class=argparse.RawDescriptionHelpFormatter,
-                                  add_help=False, allow_abbrev=False)
-    own.add_argument('--start-ps', type=int, default=0, help='parameter servers, by default')
-    own.add_argument('--start-workers', type=int, default=0, help='workers, by default')
-    own.add_argument('--start-chief', action='store_true', help='train.py, whom the workers serve')
-    own.add_argument('--start-evaluator', action='store_true', help='evaluator.py, too')
-    own.add_argument('--alone', help='a program that trains by itself, instead of all tasks')
-    own.add_argument('--first', help='a program to run before')
-    own.add_argument('--gpus', default='', help='by commas, the GPU that each worker is to see')
-    options, flags = own.parse_known_args()
+    options, flags = _parse()
     trainer = options.alone or ('train.py' if options.start_chief else 'worker.py')
     if '--help' in flags:
         print(__doc__, flush=True)
@@ -51,34 +41,51 @@ def main(folder):
     if options.alone:
         os.execvp(*_command(folder, trainer, flags))
     gpus = options.gpus.split(',') if options.gpus else []
-    jobs = {'ps': options.start_ps and _number('PS', options.start_ps),
-            'worker': _number('WORKERS', len(gpus) or options.start_workers)}
-    if gpus and jobs['worker'] > len(gpus):
-        fail(f'WORKERS={jobs["worker"]}, and there are {len(gpus)} GPUs')
-    if options.start_chief:
-        jobs['chief'] = 1
-    cluster = _addresses({job: count for job, count in jobs.items() if count})
-    tasks = [(job, i) for job in cluster for i in range(len(cluster[job]))]
-    # Each process gets its share of the cores: more threads than cores only wait for each other.
-    own_flags = [f'--num_threads={max(1, (os.cpu_count() or 1) // len(tasks))}']
-    if options.start_evaluator:
-        tasks.append(('evaluator', 0))
+    cluster = _addresses(_numbers(options, gpus))
     run = Run()
     if options.first:
         run.start(_command(folder, options.first, flags)[1], os.environ)
         run.wait()
+    tasks = [(job, i) for job in cluster for i in range(len(cluster[job]))]
+    # Each process gets its share of the cores: more threads than cores only wait for each other.
+    threads = [f'--num_threads={max(1, (os.cpu_count() or 1) // len(tasks))}']
+    if options.start_evaluator:
+        tasks.append(('evaluator', 0))
     for job, i in tasks:
+        program = 'train.py' if job == 'chief' else f'{job}.py'
+        own = threads + (flags if program in (trainer, 'evaluator.py') else [])
         env = dict(os.environ, TF_CONFIG=json.dumps(
             {'cluster': cluster, 'task': {'type': job, 'index': i}}))
         if job != 'worker':
             env['CUDA_VISIBLE_DEVICES'] = ''  # the GPUs are for the workers
         elif gpus:
             env['CUDA_VISIBLE_DEVICES'] = gpus[i]
-        program = 'train.py' if job == 'chief' else f'{job}.py'
-        given = flags if program in (trainer, 'evaluator.py') else []
-        run.start(_command(folder, program, [*own_flags, *given])[1], env)
+        run.start(_command(folder, program, own)[1], env)
     run.wait()
     sys.exit(0)
+
+
+def _parse():
+    """Returns the options that run.sh gives, and the flags for the programs, a list."""
+    parser = argparse.ArgumentParser(prog='run.sh', add_help=False, allow_abbrev=False)
+    parser.add_argument('--start-ps', type=int, default=0, help='parameter servers, by default')
+    parser.add_argument('--start-workers', type=int, default=0, help='workers, by default')
+    parser.add_argument('--start-chief', action='store_true', help='train.py; workers serve it')
+    parser.add_argument('--start-evaluator', action='store_true', help='evaluator.py, too')
+    parser.add_argument('--alone', help='a program that trains by itself, instead of all tasks')
+    parser.add_argument('--first', help='a program to run before')
+    parser.add_argument('--gpus', default='', help='by commas, the GPU that each worker is to see')
+    return parser.parse_known_args()
+
+
+def _numbers(options, gpus):
+    """Returns a dict: how many tasks there are of each job."""
+    workers = _number('WORKERS', len(gpus) or options.start_workers)
+    if gpus and workers > len(gpus):
+        fail(f'WORKERS={workers}, and there are {len(gpus)} GPUs')
+    jobs = {'ps': options.start_ps and _number('PS', options.start_ps), 'worker': workers,
+            'chief': int(options.start_chief)}
+    return {job: number for job, number in jobs.items() if number}
 
 
 def _command(folder, program, flags):

@@ -4,7 +4,7 @@ import contextlib
 import sys
 
 from absl import flags
-from tfdist import notes, task_flags  # noqa: F401  (--num_threads, --patience_secs)
+from tfdist import notes, task_flags, traffic  # noqa: F401  (the flags of every task)
 from tfdist.quiet import tf
 
 FLAGS = flags.FLAGS
@@ -94,3 +94,23 @@ class PastTheHooks(tf.train.SessionRunHook):
         if self._wait:
             self._wait()
         return self._run()
+
+
+def traced(session, train_op, progress, local_steps=1):
+    """Trains a few steps with a trace.
+
+    Args:
+      session: `tf.train.MonitoredSession`.
+      train_op: dict of tensors.
+      progress: `report.Progress`, gets the results.
+      local_steps: int, how many a run of `train_op` makes.
+
+    Returns:
+      What one run sends, see `traffic.between_tasks`; nothing if there are no steps left to train.
+    """
+    def train(step_context):
+        with failures_of_ps():
+            return traffic.trace(step_context.session, train_op, progress, FLAGS.train_steps,
+                                 local_steps)
+
+    return traffic.between_tasks(session.run_step_fn(train))

@@ -72,7 +72,7 @@ def transfers(trace):
       trace: `tf.RunMetadata`, filled by a run with the options TRACE.
 
     Returns:
-      Dict of lists of ints by pairs such as ('ps 0', 'worker 1'). Signals without data are left out.
+      Dict of lists of ints by pairs such as ('ps 0', 'worker 1'). No signals without data.
     """
     sizes = collections.defaultdict(list)
     for device in trace.step_stats.dev_stats:
