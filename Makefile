@@ -2,16 +2,18 @@
 # make compare       run all of them on the same problem: table, pictures; ARGS=--quick: in 3 minutes
 # make tensorboard   look at these runs side by side; LOGDIR= names another directory
 # make notebooks     open the notebooks of Basics-Tutorial in Jupyter
-# make test          run the tests; ARGS="-k hogwild" passes arguments to pytest
-# make test-both     the same on both TensorFlows
+# make test          run the tests, in minutes; ARGS="-k hogwild" passes arguments to pytest
+# make test-all      run all of them: every case, every engine, each task killed in each way
+# make test-both     all of them on TensorFlow 1.15, and make test on 2.21
 # make bench         measure: steps per second, start-up, memory
-# make companions    copy the files and definitions that folders share from their master
 # make clean         remove the environments and caches
 #
-# Each makes what it needs. PYTHON= and VENV= choose another interpreter and environment.
+# Each makes what it needs. PYTHON= and VENV= choose another interpreter and environment; JOBS=1
+# runs one test at a time.
 
 SHELL := bash
 VENV ?= .venv
+JOBS ?= 3
 
 # An interpreter counts if it runs: pyenv puts a python3.7 on the PATH that may only print an error.
 runs = $(shell $(1) -c 'import sys; v = sys.version_info; $(2) and print(sys.executable)' 2>/dev/null)
@@ -25,8 +27,7 @@ python := $(abspath $(VENV))/bin/python
 examples := $(patsubst %/model.py,%,$(wildcard */model.py))
 LOGDIR ?= $(firstword $(wildcard Comparison/mine/tensorboard Comparison/quick/tensorboard))
 
-.PHONY: help $(examples) compare tensorboard notebooks test test-both test-1.15 test-2.21 bench \
-        companions clean
+.PHONY: help $(examples) compare tensorboard notebooks test test-all test-both bench clean
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
@@ -43,43 +44,37 @@ tensorboard: $(VENV)/installed
 notebooks: $(VENV)/installed
 	cd Basics-Tutorial && $(python) -m notebook $(ARGS)
 
+# Tests wait for processes more than they compute, so some run beside each other.
+pytest = $(python) -m pytest --numprocesses=$(JOBS) -o cache_dir=$(abspath $(VENV))/pytest_cache
+
 test: $(VENV)/installed
-	$(python) -m pytest -o cache_dir=$(abspath $(VENV))/pytest_cache $(ARGS) tests
+	$(pytest) -m 'not thorough' $(ARGS) tests
 
-# At the same time: most tests wait for processes. Each line says which one it is of. A test may wait
-# too short beside those of the other TensorFlow: what fails is run once more, and has to pass then.
+test-all: $(VENV)/installed
+	$(pytest) -m 'not brief' $(ARGS) tests
+
 test-both:
-	@if [ -n "$(and $(tf1_python),$(tf2_python))" ]; then \
-	  $(MAKE) --no-print-directory --jobs=2 test-1.15 test-2.21; \
-	else \
-	  $(MAKE) test && \
-	  echo 'This machine has the Python of one TensorFlow only: 3.7, or 3.10 to 3.13.'; \
-	fi
-
-test-1.15 test-2.21: test-%:
-	@set -o pipefail; \
-	run() { \
-	  $(MAKE) test VENV=$(if $(filter 1.15,$*),.venv,.venv-tf2) \
-	    PYTHON=$(if $(filter 1.15,$*),$(tf1_python),$(tf2_python)) "$$@"; \
-	}; \
-	{ run || run ARGS=--last-failed; } 2>&1 | \
-	while IFS= read -r line; do echo "$*: $$line"; done
+ifeq ($(and $(tf1_python),$(tf2_python)),)
+	$(MAKE) test-all
+	@echo 'This machine has the Python of one TensorFlow only: 3.7, or 3.10 to 3.13.'
+else
+	$(MAKE) test-all VENV=.venv PYTHON=$(tf1_python)
+	$(MAKE) test VENV=.venv-tf2 PYTHON=$(tf2_python)
+endif
 
 bench: $(VENV)/installed
 	$(python) Comparison/bench.py $(ARGS)
 
-companions: $(VENV)/installed
-	$(python) tests/companions.py
-
 clean:
-	rm -rf .venv .venv-tf2 .pytest_cache .ruff_cache
+	rm -rf .venv .venv-tf2 .pytest_cache .ruff_cache build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -r {} +
 
-$(VENV)/installed: requirements.txt
+$(VENV)/installed: requirements.txt pyproject.toml
 	@if [ -z "$(PYTHON)" ]; then \
 	  echo 'No usable Python: TensorFlow 1.15 needs 3.7, TensorFlow 2.21 needs 3.10 to 3.13.' >&2; \
 	  exit 1; \
 	fi
 	$(PYTHON) -m venv $(VENV)
 	$(python) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(python) -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@

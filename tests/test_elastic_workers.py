@@ -64,6 +64,7 @@ def test_join_and_leave(job):
     assert sorted(said(servers[0])) == sorted(expected) and not servers[1].out
 
 
+@pytest.mark.thorough
 def test_the_commands_of_the_readme(programs):
     """A worker joins a job of run.sh by hand, and leaves it by `kill PID`."""
     text = (ROOT / FOLDER / 'README.md').read_text(encoding='utf-8')
@@ -90,6 +91,7 @@ def test_the_commands_of_the_readme(programs):
     assert run.wait() == 143 and not run.left()
 
 
+@pytest.mark.thorough
 def test_a_worker_that_dies_is_counted_out_and_may_come_back(job):
     ps = job('ps', 0)
     chief, victim = (job('worker', i, '--train_steps=1500') for i in (0, 1))
@@ -104,6 +106,7 @@ def test_a_worker_that_dies_is_counted_out_and_may_come_back(job):
         'joins', 'does not answer', 'joins', 'is done']
 
 
+@pytest.mark.thorough
 def test_a_ps_comes_back(job, tmp_path):
     ps = job('ps', 0)
     workers = [job('worker', i, '--train_steps=800', f'--model_dir={tmp_path / "model"}',

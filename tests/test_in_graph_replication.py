@@ -180,6 +180,7 @@ def test_placement(replicas, mode):
             assert ('ps', 0) in where['AddN'], 'the mean of the gradients'
 
 
+@pytest.mark.thorough
 def test_async_run(programs):
     run = programs.run_sh(FOLDER, '--mode=async', '--train_steps=1000', WORKERS=3, PS=2)
     run.ends_well()
@@ -206,6 +207,7 @@ def step_on(ps):
             return int(session.run(step))
 
 
+@pytest.mark.thorough
 def test_all_training_ends_with_the_chief_and_its_successor_goes_on(programs):
     """The workers know no graph; what was learnt is on the ps."""
     tasks, servers, chief = start(programs, '--train_steps=3000')
@@ -223,7 +225,7 @@ def test_all_training_ends_with_the_chief_and_its_successor_goes_on(programs):
     assert again.matches(TEST) and not again.matches(RESUMES)
 
 
-@pytest.mark.parametrize('mode', ['sync', 'async'])
+@pytest.mark.parametrize('mode', ['sync', pytest.param('async', marks=pytest.mark.thorough)])
 def test_a_worker_is_killed_and_comes_back(programs, mode):
     """All replicas wait for it, in both modes: it is one session."""
     tasks, servers, chief = start(programs, '--train_steps=3000', f'--mode={mode}')

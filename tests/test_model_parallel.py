@@ -166,6 +166,7 @@ def test_the_run_says_so(programs):
         32 * 43 * 4, 32 * 43 * 4, 32 * 43 * 4, 32 * 43 * 4]
 
 
+@pytest.mark.thorough
 def test_a_worker_is_killed_and_comes_back(programs):
     """Its part of the network is lost: all go on from the last checkpoint."""
     model_dir = programs.directory / 'model'

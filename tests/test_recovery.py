@@ -46,7 +46,7 @@ def test_worker(programs):
     assert steps(chief) == sorted(steps(chief)), 'nothing was undone'
 
 
-@pytest.mark.parametrize('model_dir', [True, False])
+@pytest.mark.parametrize('model_dir', [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_chief(programs, model_dir):
     flags = [f'--model_dir={programs.directory / "model"}'] if model_dir else []
     tasks = Tasks(programs, flags=['--train_steps=3000', '--log_every_n_steps=10', *flags])
@@ -64,6 +64,7 @@ def test_chief(programs, model_dir):
     assert again.matches(TEST)
 
 
+@pytest.mark.thorough
 def test_chief_after_all_others_are_done(programs):
     """The ps waits for it, and it still evaluates."""
     tasks = Tasks(programs, flags=['--train_steps=60', '--log_every_n_steps=1'])
@@ -78,7 +79,7 @@ def test_chief_after_all_others_are_done(programs):
     assert again.matches(TEST)
 
 
-@pytest.mark.parametrize('num_ps', [1, 2])
+@pytest.mark.parametrize('num_ps', [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_ps(programs, num_ps):
     """The last checkpoint is restored, also when one of two ps still has newer values."""
     model_dir = programs.directory / 'model'
@@ -104,6 +105,7 @@ def test_ps(programs, num_ps):
     assert max(gaps) < 10, 'they come every second or two; by default it would be every minute'
 
 
+@pytest.mark.thorough
 def test_ps_without_checkpoints(programs):
     """Training starts again, and still ends."""
     tasks = Tasks(programs, flags=['--train_steps=300', '--log_every_n_steps=5'])
@@ -117,6 +119,7 @@ def test_ps_without_checkpoints(programs):
     assert any(steps(worker) != sorted(steps(worker)) for worker in workers), 'it began anew'
 
 
+@pytest.mark.thorough
 def test_ps_that_does_not_know_who_is_done(programs):
     """Started again after a worker had left, it gives that one up once another is done."""
     tasks = Tasks(programs, flags=[f'--model_dir={programs.directory / "model"}',
@@ -149,7 +152,7 @@ def together(programs):
     return start_all
 
 
-@pytest.mark.parametrize('victim', [0, 1])
+@pytest.mark.parametrize('victim', [0, pytest.param(1, marks=pytest.mark.thorough)])
 def test_a_synchronous_step_waits_for_a_worker_to_come_back(together, victim):
     """Also for the chief, which takes the mean."""
     tasks, servers, workers = together(2)
@@ -186,7 +189,8 @@ def test_with_backup_workers_a_dead_one_is_not_missed(together):
         task.ends_well()
 
 
-@pytest.mark.parametrize('num_ps, victim', [(1, 0), (2, 0), (2, 1)])
+@pytest.mark.parametrize('num_ps, victim', [
+    (1, 0), pytest.param(2, 0, marks=pytest.mark.thorough), pytest.param(2, 1, marks=pytest.mark.thorough)])
 def test_a_synchronous_job_resumes_when_a_ps_died(together, tmp_path, num_ps, victim):
     """What was pushed to the other ps is of no use; global step and tokens are on ps 0."""
     tasks, servers, workers = together(2, f'--model_dir={tmp_path / "model"}',
@@ -200,6 +204,7 @@ def test_a_synchronous_job_resumes_when_a_ps_died(together, tmp_path, num_ps, vi
     assert workers[0].matches(TEST)
 
 
+@pytest.mark.thorough
 def test_a_synchronous_job_waits_for_a_late_worker(programs):
     tasks = Tasks(programs, folder='Synchronous-SGD', flags=['--train_steps=50'])
     servers, chief = [tasks.start('ps', 0)], tasks.start('worker', 0)

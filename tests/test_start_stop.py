@@ -1,14 +1,20 @@
 """Every run ends, with status 0 and nothing left, in whatever order its tasks come and go."""
 
+import re
 import time
 
-from processes import BEGINS, DID, listens, ROOT, STEP, Tasks, TEST, wait_until, WAITS
+from processes import BEGINS, DID, examples, listens, ROOT, STEP, Tasks, TEST, wait_until, WAITS
 import pytest
 
 LINGER = 20  # seconds; a ps takes 3 at most, and 27 to 70 when its session has no device filters
 
 
-@pytest.mark.parametrize('cycle', range(10))
+def first_in_brief(count):
+    """Returns the numbers below `count`, of which `make test` takes the first."""
+    return [0, *(pytest.param(i, marks=pytest.mark.thorough) for i in range(1, count))]
+
+
+@pytest.mark.parametrize('cycle', first_in_brief(10))
 def test_four_workers_of_different_speed(programs, cycle):
     delays = [f'{(i + cycle) % 4}:{delay}' for i, delay in enumerate((0, 0.002, 0.01, 0.03))]
     run = programs.run_sh('HogWild', '--train_steps=100', f'--straggler={",".join(delays)}',
@@ -20,15 +26,16 @@ def test_four_workers_of_different_speed(programs, cycle):
     assert [match['name'] for match in run.matches(TEST)] == names[:1]
 
 
-@pytest.mark.parametrize('cycle', range(20))
+@pytest.mark.parametrize('cycle', first_in_brief(20))
 def test_synchronous_workers_of_different_speed(programs, cycle):
     """Two to four, with and without a backup, in every scheme with a barrier or a ring."""
     # Distributed-MNIST has a barrier on demand, and tests of its own.
-    folders = sorted(path.parent for path in [*ROOT.glob('*/barrier.py'), *ROOT.glob('*/ring.py')]
-                     if path.parent.name != 'Distributed-MNIST')
+    folders = sorted(folder for folder in examples() if folder != 'Distributed-MNIST' and re.search(
+        r'barrier\.Synchronous|ring\.Ring\(', (ROOT / folder / 'worker.py').read_text()))
+    assert len(folders) == 5
     folder, num_workers = folders[cycle % len(folders)], 2 + cycle % 3
     delays = [f'{(i + cycle) % num_workers}:{delay}' for i, delay in enumerate((0, 0.002, 0.01))]
-    if (folder / 'ring.py').exists():
+    if folder == 'Ring-AllReduce':
         variant = ['--implementation=ring', '--implementation=collective'][cycle // 5 % 2]
     else:
         variant = f'--replicas_to_aggregate={num_workers - cycle % 2}'
@@ -57,6 +64,7 @@ def test_a_worker_that_starts_10_seconds_late(programs):
     assert int(late.wait_for(DID)['local_steps']) > 0
 
 
+@pytest.mark.thorough
 def test_the_ps_starts_after_its_workers_and_the_chief_after_the_others(programs):
     tasks = Tasks(programs, num_ps=2, flags=['--train_steps=100'])
     worker = tasks.start_by_flags('worker', 1)
@@ -69,7 +77,7 @@ def test_the_ps_starts_after_its_workers_and_the_chief_after_the_others(programs
         task.ends_well()
 
 
-@pytest.mark.parametrize('early', [0, 1])
+@pytest.mark.parametrize('early', [0, pytest.param(1, marks=pytest.mark.thorough)])
 def test_a_worker_that_ends_long_before_the_other(programs, early):
     tasks = Tasks(programs)
     ps = tasks.start('ps', 0)

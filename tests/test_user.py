@@ -18,11 +18,12 @@ MORE_STEPS = 600
 
 @pytest.fixture(params=examples())
 def copy(request, tmp_path):
-    """A copy of a folder, alone in a directory with a space in its name."""
-    place = tmp_path / 'my project' / request.param
-    shutil.copytree(str(ROOT / request.param), str(place),
-                    ignore=shutil.ignore_patterns('__pycache__'))
-    return place
+    """A copy of a folder and of the library, alone in a directory with a space in its name."""
+    project = tmp_path / 'my project'
+    for name in request.param, 'tfdist':
+        shutil.copytree(str(ROOT / name), str(project / name),
+                        ignore=shutil.ignore_patterns('__pycache__', 'records', 'runs'))
+    return project / request.param
 
 
 def start(programs, copy, *flags):
@@ -92,12 +93,19 @@ def train(programs, copy, *directories):
 
 
 # With a ps, without one, and with a chief of its own: each has to find free ports.
+@pytest.mark.thorough
 @pytest.mark.parametrize('copy', ['HogWild', 'Ring-AllReduce', 'Model-Parallel'], indirect=True)
 def test_two_runs_at_the_same_time(programs, copy):
     train(programs, copy, 'first', 'beside')
 
 
-def test_run_then_resume(programs, copy, tmp_path):
+@pytest.mark.brief
+def test_run(programs, copy):
+    train(programs, copy, 'first')
+
+
+@pytest.mark.thorough
+def test_run_then_resume(programs, copy):
     losses = train(programs, copy, 'first')
     end = checkpoints(copy / 'first')[-1]
     assert end >= STEPS

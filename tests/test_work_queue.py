@@ -134,6 +134,7 @@ def test_labels_belong_to_their_images(model):
             assert [label_of[image.tobytes()] for image in batch[0]] == batch[1].tolist()
 
 
+@pytest.mark.thorough
 def test_a_straggler_takes_few_and_a_dead_one_stops_nobody(programs, tmp_path):
     tasks = Tasks(programs, num_workers=3, folder=FOLDER, flags=[
         '--train_steps=1500', '--log_every_n_steps=5', '--straggler=0:0.005,1:0.2,2:0.2',
