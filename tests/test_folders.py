@@ -51,7 +51,7 @@ def differences(root):
                 for name, own in definitions(path):
                     found[path.name, name, ''][own].append(path)
     compared, wrong = 0, []
-    for (name, what, _), texts in found.items():
+    for (_, what, _), texts in found.items():
         groups = sorted(texts.values(), key=len)
         compared += sum(map(len, groups)) - 1
         for group in groups[:-1]:
