@@ -5,7 +5,7 @@ import socket
 import sys
 
 from absl import flags
-from tfdist import task_flags, tf_config  # noqa: F401  (flags of every task)
+from tfdist import tf_config
 from tfdist.quiet import tf
 
 FLAGS = flags.FLAGS

@@ -5,7 +5,6 @@ import signal
 import sys
 
 from absl import app, flags
-from tfdist import quiet  # noqa: F401  (whoever imports this first has a quiet TensorFlow)
 
 FLAGS = flags.FLAGS
 

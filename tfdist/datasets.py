@@ -7,7 +7,6 @@ import zipfile
 import zlib
 
 import numpy as np
-import sklearn.datasets
 
 MNIST_URL = 'https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz'
 
@@ -17,6 +16,7 @@ def digits():
 
     Images are [n, 64] float64 from 0 to 1, 8x8 pixels by rows; labels [n] int64.
     """
+    import sklearn.datasets  # here: to load it takes a while, and others have no use for it
     images, labels = sklearn.datasets.load_digits(return_X_y=True)
     # The file is sorted by writer. Shuffled, the test asks for new digits and not for new hands.
     order = np.random.RandomState(0).permutation(len(labels))

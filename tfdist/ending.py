@@ -2,11 +2,9 @@
 
 import time
 
-from absl import flags
 from tfdist import console, liveness
 from tfdist.quiet import tf
-
-FLAGS = flags.FLAGS
+from tfdist.task_flags import FLAGS
 
 
 def _done_queue(job, task):

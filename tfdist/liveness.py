@@ -4,10 +4,9 @@ import socket
 import threading
 import time
 
-from absl import flags
-from tfdist import console, task_flags  # noqa: F401  (--patience_secs)
+from tfdist import console
+from tfdist.task_flags import FLAGS
 
-FLAGS = flags.FLAGS
 _WORD_EVERY_SECS = 10
 
 

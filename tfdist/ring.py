@@ -3,11 +3,10 @@
 import contextlib
 import time
 
-from absl import flags
 from tfdist import console, liveness
 from tfdist.quiet import tf
+from tfdist.task_flags import FLAGS
 
-FLAGS = flags.FLAGS
 _LOST_AFTER_SECS = 10  # the state of a worker is gone with its process: no use to wait for another
 
 
@@ -66,6 +65,7 @@ class Ring(tf.train.SessionRunHook):
                 values = [variable.read_value() for variable in variables]
             steps.append(_queue(self._task_index + 1, 'start', dtypes, shapes).enqueue(values))
         self._start = tf.group(*steps)
+        self._begin_batches = tf.tables_initializer()
         done, leave = (_queue(0, name, [tf.int32], [()]) for name in ('done', 'leave'))
         self._say_done, self._hear_done = done.enqueue(self._task_index), done.dequeue()
         self._may_leave = leave.dequeue()
@@ -76,9 +76,10 @@ class Ring(tf.train.SessionRunHook):
         self._stop_watching = liveness.watch(self._resolver, 'worker', _LOST_AFTER_SECS)
 
     def after_create_session(self, session, coord):
-        """Takes over the values of worker 0."""
+        """Takes over the values of worker 0, and the order of examples that is due at its step."""
         with failures(self._name):
             session.run(self._start)
+            session.run(self._begin_batches)
 
     def wait(self):
         """Takes the time: a step begins."""

@@ -3,11 +3,9 @@
 import contextlib
 import sys
 
-from absl import flags
-from tfdist import notes, task_flags, traffic  # noqa: F401  (the flags of every task)
+from tfdist import notes, traffic
 from tfdist.quiet import tf
-
-FLAGS = flags.FLAGS
+from tfdist.task_flags import FLAGS
 
 
 def config(**options):
