@@ -22,6 +22,7 @@ import time
 
 from examples import Example
 import numpy as np
+import readmes
 from runs import ROOT, Run, TIME_LIMIT
 
 RATE = 'steps/s in all'
@@ -278,35 +279,46 @@ def measure(cases, repeats):
     return figures
 
 
-def table(figures):
-    """Returns the lines of the table, from what `measure` returns."""
-    lines = ['| | median | lowest to highest | of the bare limit | target |',
-             '|---|---:|---:|---:|---|']
+COLUMNS = ['', 'median', 'lowest to highest', 'of the bare limit', 'target']
+
+
+def rows(figures):
+    """Returns the rows of the table, dicts of cells by COLUMNS, from what `measure` returns."""
+    found = []
     for name, values in figures.items():
         ratio = ''
         if 'steps/s' in name and BARE in figures:
             ratio = f'{statistics.median(v / b for v, b in zip(values, figures[BARE])):.2f}'
         low, median, high = (f'{v:.3g}' if v < 100 else f'{v:.0f}'
                              for v in (min(values), statistics.median(values), max(values)))
-        lines.append(f'| {name} | {median} | {low} to {high} | {ratio} | {TARGETS.get(name, "")} |')
-    return lines
+        found.append(dict(zip(COLUMNS, [name, median, f'{low} to {high}', ratio,
+                                        TARGETS.get(name, '')])))
+    return found
+
+
+def parse(words=None):
+    """Returns the options: `repeats`, and `cases`, a dict of functions by name."""
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('--repeats', type=int, default=5, help='how often (default: 5)')
+    parser.add_argument('--only', default='', help='a regular expression: only cases that it finds')
+    options = parser.parse_args(words)
+    options.cases = {name: case for name, case in CASES.items() if re.search(options.only, name)}
+    if options.repeats < 1 or not options.cases:
+        parser.error(f'nothing to measure; the cases are {"; ".join(CASES)}')
+    return options
 
 
 def main():
     """Measures, and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('--repeats', type=int, default=5, help='how often (default: 5)')
-    parser.add_argument('--only', default='', help='a regular expression: only cases that it finds')
-    options = parser.parse_args()
-    cases = {name: case for name, case in CASES.items() if re.search(options.only, name)}
-    if options.repeats < 1 or not cases:
-        parser.error(f'nothing to measure; the cases are {"; ".join(CASES)}')
+    options = parse()
     began, load = time.monotonic(), os.getloadavg()[0]
-    figures = measure(cases, options.repeats)
+    figures = measure(options.cases, options.repeats)
     print(f'{time.strftime("%Y-%m-%d")}, {os.cpu_count()} cores, '
           f'Python {sys.version.split()[0]}; repeats: {options.repeats}, in '
           f'{time.monotonic() - began:.0f} s; load when it began {load:.1f}.\n')
-    print('\n'.join(table(figures)))
+    print(readmes.line(COLUMNS) + '\n|---|---:|---:|---:|---|')
+    for row in rows(figures):
+        print(readmes.line(row.values()))
 
 
 if __name__ == '__main__':

@@ -2,84 +2,205 @@
 
     python Comparison/measure.py AGN
     python Comparison/measure.py --workers=4 --seeds=3 AGN -- --communication_window=50
+    python Comparison/measure.py --readmes              the tables of all READMEs again, in place
+    python Comparison/measure.py --readmes AGN HogWild  those of some folders
 
 What follows -- are flags of the example. The row: test accuracy, mean and standard deviation over
 the seeds; local steps/s of all workers together, median; staleness, the mean of all updates and the
 largest; the seconds from the start of the chief's program to its test, median.
+
+The commands that --readmes runs are those of the code blocks beside the tables. It can be stopped
+at any time: a README is written in one piece, when all of its rows are there.
 """
 
 import argparse
+import collections
 import os
-import re
+import signal
 import statistics
+import subprocess
 import sys
 import time
 
-from bench import Run
+import bench
+from examples import Example, examples
+import readmes
+from runs import ROOT, Run
 
-DID = re.compile(r'[\w ]+: did (\d+) local steps, (?:staleness ([\d.]+) \(max (\d+)\), )?'
-                 r'(?:.*, )?(\d+) steps/s')
-TEST = re.compile(r'test accuracy ([\d.]+) after \d+ steps, ([\d.]+) s')
+SEEDS = 5
 HEADER = ['folder', 'workers', 'flags', 'local steps', 'test accuracy', 'local steps/s',
           'staleness (max)', 'seconds']
+# For an estimate: seconds of a run of which no row says them, of what is before and after those
+# that it does say, and of a case of bench.py.
+UNKNOWN_SECONDS, MORE_SECONDS, CASE_SECONDS = 8, 3, 9
+
+# What a command in a README takes: how many runs, about how many seconds, and the function that
+# makes them and returns the rows, a list of dicts of cells by column.
+Job = collections.namedtuple('Job', 'runs seconds rows')
 
 
-def figures(run):
-    """Returns a dict of what a finished `Run` printed: floats, by the table's columns."""
-    done = [match.groups() for match in (DID.fullmatch(line) for _, line in run.lines) if match]
-    worked = [(int(steps), staleness, most, int(rate)) for steps, staleness, most, rate in done
-              if int(rate)]  # one that came too late did nothing
-    steps = sum(row[0] for row in worked)
-    found = {'local steps': steps,
-             # By the time of the worker that took longest: the others' steps are over by then.
-             'local steps/s': steps / max(row[0] / row[3] for row in worked)}
-    found['test accuracy'], found['seconds'] = map(float, run.find(TEST.pattern)[1].groups())
-    if worked[0][1]:
-        # Workers make as many updates as they have local steps, by the same factor.
-        found['staleness'] = sum(row[0] * float(row[1]) for row in worked) / steps
-        found['most'] = max(int(row[2]) for row in worked)
-    return found
+def parse(words):
+    """Returns the options of a command line, a list of strings, and `flags`, what follows --."""
+    own, flags = words, []
+    if '--' in own:
+        own, flags = own[:own.index('--')], own[own.index('--') + 1:]
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('folders', nargs='*', metavar='FOLDER',
+                        help='such as AGN; its flags follow --')
+    parser.add_argument('--seeds', type=int, help=f'seeds 1, 2, ... (default: {SEEDS})')
+    parser.add_argument('--workers', type=int, default=2, help='workers (default: 2)')
+    parser.add_argument('--ps', type=int, default=1, help='parameter servers (default: 1)')
+    parser.add_argument('--readmes', action='store_true',
+                        help='measure the tables of the READMEs again, those of the folders or '
+                        'all; with --seeds otherwise than their commands say')
+    options = parser.parse_args(own, argparse.Namespace(flags=flags))
+    if not options.readmes:
+        if len(options.folders) != 1:
+            parser.error('one folder at a time')
+        options.seeds = options.seeds or SEEDS
+    if options.seeds is not None and options.seeds < 1:
+        parser.error('without a seed there is nothing to measure')
+    return options
 
 
-def row(folder, workers, flags, runs):
-    """Returns the cells of the table for a list of dicts from `figures`, one for each seed."""
+def command_of(options):
+    """Returns the first cells of a row, which say what was run."""
+    folder, = options.folders
+    alone = Example(folder).kind == 'alone'
+    return [folder, '' if alone else str(options.workers),
+            f'`{" ".join(options.flags)}`' if options.flags else '']
+
+
+def row(options, runs):
+    """Returns the cells of a row for the figures of runs, a list of dicts: one for each seed."""
     def column(name):
         return [run[name] for run in runs]
 
     accuracy = column('test accuracy')
     spread = f' ± {statistics.stdev(accuracy):.3f}' if len(runs) > 1 else ''
     stale = 'staleness' in runs[0]
-    return [folder, str(workers), f'`{" ".join(flags)}`' if flags else '',
-            f'{statistics.median(column("local steps")):.0f}',
+    return [*command_of(options), f'{statistics.median(column("local steps")):.0f}',
             f'{statistics.mean(accuracy):.3f}{spread}',
             f'{statistics.median(column("local steps/s")):.0f}',
             f'{statistics.mean(column("staleness")):.1f} ({max(column("most"))})' if stale else '',
             f'{statistics.median(column("seconds")):.1f}']
 
 
+def measured(options):
+    """Makes the runs of an example; returns the cells of its row."""
+    folder, = options.folders
+    env = ({} if Example(folder).kind == 'alone' else
+           {'WORKERS': str(options.workers), 'PS': str(options.ps)})
+    return row(options, [Run(folder, *options.flags, f'--seed={seed}', **env).figures()
+                         for seed in range(1, options.seeds + 1)])
+
+
+def job(words, table, seeds):
+    """Returns the `Job` of a command in a README.
+
+    Args:
+      words: tuple of strings, the command: a program, and what follows.
+      table: `readmes.Table`, that its rows are for.
+      seeds: int, how many, or how many repeats; None: as the command says.
+
+    Raises:
+      ValueError: if the table is not one of such rows.
+    """
+    if words[0].endswith('bench.py'):
+        table.row({'': ''})
+        options = bench.parse(list(words[1:]))
+        repeats = seeds or options.repeats
+        runs = repeats * len(options.cases)
+        return Job(runs, runs * CASE_SECONDS,
+                   lambda: bench.rows(bench.measure(options.cases, repeats)))
+    options = parse(list(words[1:]))
+    options.seeds = seeds or options.seeds
+    old = table.row(dict(zip(HEADER, command_of(options)))) or {}
+    seconds = float(old.get('seconds') or UNKNOWN_SECONDS) + MORE_SECONDS
+    return Job(options.seeds, options.seeds * seconds,
+               lambda: [dict(zip(HEADER, measured(options)))])
+
+
+def jobs_of(folder, seeds):
+    """Returns the jobs for the tables of a README, a dict of `Job` by their commands.
+
+    Says which tables it has none for.
+    """
+    found = {}
+    for table in readmes.tables((ROOT / folder / 'README.md').read_text(encoding='utf-8')):
+        try:
+            found.update({words: job(words, table, seeds)
+                          for words in readmes.commands(table.block)})
+        except ValueError as error:
+            print(f'{folder}, line {table.line}: {error}; left alone', flush=True)
+    return found
+
+
+def versions():
+    """Returns the versions of TensorFlow and of Python, strings."""
+    said = subprocess.run([sys.executable, '-c', 'from tfdist.quiet import tf; '
+                           'print(tf.__version__)'], cwd=str(ROOT), stdout=subprocess.PIPE,
+                          universal_newlines=True, check=True).stdout
+    return said.strip(), '{}.{}'.format(*sys.version_info)
+
+
+def renew(folders, seeds):
+    """Measures the tables of READMEs again, and writes each README when all its rows are there.
+
+    Args:
+      folders: list of strings, '.' for the README of the collection.
+      seeds: int, for all commands; None: as they say.
+
+    Raises:
+      SystemExit: if it is stopped; that says how to go on.
+    """
+    jobs = {folder: jobs_of(folder, seeds) for folder in folders}
+    every = {words: each for own in jobs.values() for words, each in own.items()}
+    print(f'{sum(each.runs for each in every.values())} runs for {len(every)} rows or tables, '
+          f'about {sum(each.seconds for each in every.values()) / 60:.0f} minutes', flush=True)
+    rows, where = {}, versions()
+    for i, folder in enumerate(folders):
+        try:
+            for words in jobs[folder]:
+                if words not in rows:
+                    print(f'{len(rows) + 1} of {len(every)}: python {" ".join(words)}', flush=True)
+                    rows[words] = _rows_or_none(every[words])
+        except KeyboardInterrupt:
+            sys.exit('Stopped. This goes on: python Comparison/measure.py --readmes '
+                     + ' '.join(folders[i:]))
+        path = ROOT / folder / 'README.md'  # read it again: it may have been edited meanwhile
+        text, remarks = readmes.renewed(path.read_text(encoding='utf-8'), rows.get)
+        for remark in remarks:
+            print(f'{folder}, {remark}', flush=True)
+        if any(rows[words] for words in jobs[folder]):
+            text = readmes.dated(text, time.strftime('%Y-%m-%d'), os.cpu_count(), *where)
+            part = path.with_suffix('.part')
+            part.write_text(text, encoding='utf-8')
+            os.replace(str(part), str(path))
+
+
+def _rows_or_none(each):
+    try:
+        return each.rows()
+    except SystemExit as error:
+        print(f'failed: {str(error).splitlines()[-1]}', flush=True)
+        return None
+
+
 def main():
-    """Measures, and prints the table."""
-    own, flags = sys.argv[1:], []
-    if '--' in own:
-        own, flags = own[:own.index('--')], own[own.index('--') + 1:]
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('folder', help='such as AGN; its flags follow --')
-    parser.add_argument('--seeds', type=int, default=5, help='seeds 1, 2, ... (default: 5)')
-    parser.add_argument('--workers', type=int, default=2, help='workers (default: 2)')
-    parser.add_argument('--ps', type=int, default=1, help='parameter servers (default: 1)')
-    options = parser.parse_args(own)
-    load, runs = os.getloadavg()[0], []
-    for seed in range(1, options.seeds + 1):
-        run = Run(options.folder, *flags, f'--seed={seed}', WORKERS=str(options.workers),
-                  PS=str(options.ps))
-        runs.append(figures(run))
-    alone = os.path.basename(options.folder.rstrip('/')) == 'Non-Distributed-Setup'
+    """Measures, and prints the table, or writes tables."""
+    options = parse(sys.argv[1:])
+    if options.readmes:
+        renew(options.folders or ['.', *(example.name for example in examples())], options.seeds)
+        return
+    load = os.getloadavg()[0]
+    cells = measured(options)
     print(f'{time.strftime("%Y-%m-%d")}, {os.cpu_count()} cores, Python {sys.version.split()[0]}; '
           f'seeds: {options.seeds}; load when it began: {load:.1f}\n', file=sys.stderr)
-    for cells in (HEADER, ['---'] * len(HEADER),
-                  row(options.folder, '' if alone else options.workers, flags, runs)):
-        print('| ' + ' | '.join(cells) + ' |')
+    for line in HEADER, ['---'] * len(HEADER), cells:
+        print(readmes.line(line))
 
 
 if __name__ == '__main__':
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what is under way is ended
     main()

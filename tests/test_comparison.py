@@ -3,35 +3,38 @@
 import collections
 import json
 import math
+import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import types
 import urllib.request
 
-import bench
 from conftest import ROOT
 from processes import examples as folders
-from processes import free_ports, Programs, wait_until
+from processes import Programs, wait_until
 import psutil
 import pytest
+from tfdist import ports
 
 sys.path.append(str(ROOT / 'Comparison'))
 
 import compare  # noqa: E402
 from examples import BARE, Example, examples, SETTINGS  # noqa: E402
-import network  # noqa: E402
+import hosts  # noqa: E402
 import plots  # noqa: E402
 import report  # noqa: E402
+import runs  # noqa: E402
 import scaling  # noqa: E402
 
 PAIR = 'AGN', 'Synchronous-SGD'
 
 
 def finished(*lines, seconds):
-    """Returns a `bench.Run` that printed `lines`, pairs of a time and a string."""
-    run = bench.Run.__new__(bench.Run)
+    """Returns a `runs.Run` that printed `lines`, pairs of a time and a string."""
+    run = runs.Run.__new__(runs.Run)
     run.lines, run.seconds = list(lines), seconds
     return run
 
@@ -202,7 +205,7 @@ def test_its_table_is_complete(compared):
 
 
 def test_tensorboard_serves_all_runs(compared, programs):
-    port, = free_ports(1)
+    port, = ports.free_ports(1)
     board = programs.start([sys.executable, '-m', 'tensorboard.main', f'--port={port}',
                             '--host=localhost', f'--logdir={compared.path / "tensorboard"}'])
 
@@ -314,9 +317,9 @@ def test_there_are_more_seeds_if_runs_are_faster_than_expected(monkeypatch, tmp_
 def test_tasks_move_to_hosts():
     config = {'cluster': {'worker': ['localhost:5', 'localhost:6'], 'ps': ['localhost:4']},
               'task': {'type': 'worker', 'index': 1}}
-    assert network.on_hosts(config) == (
-        {'cluster': {'ps': ['10.77.0.1:4'], 'worker': ['10.77.0.2:5', '10.77.0.3:6']},
-         'task': {'type': 'worker', 'index': 1}}, 2)
+    assert hosts.moved(config) == (
+        {'cluster': {'ps': ['ps-0:4'], 'worker': ['worker-0:5', 'worker-1:6']},
+         'task': {'type': 'worker', 'index': 1}}, 'worker-1')
 
 
 ECHO = """
@@ -339,26 +342,68 @@ for _ in range(20):
 """
 
 
-def test_the_round_trip_of_a_network(programs):
+def test_the_round_trip_of_a_network(programs, tmp_path):
     """Frames take as long as they should, and no host is left; or it is said why there is none."""
-    reason = network.obstacle()
+    reason = hosts.missing()
     plan = compare.Plan(examples(), 1000).at_a_distance()
     assert {job.round_trip for job in plan} == {0, 1, 2, 5, 10, 20} and len(plan) == 30
     if reason:
         return  # nothing to measure on this machine
-    with network.Network(0.02, hosts=2) as hosts:
-        enter = ['ip', 'netns', 'exec']
-        server = programs.start([*enter, f'{hosts.name}-0', sys.executable, '-c',
-                                 ECHO, 'serve', network.address(0)])
+    before = set(psutil.Process().children(recursive=True))
+    with hosts.Hosts(tmp_path, ['here', 'there'], round_trip=0.02) as network:
+        server = programs.start(network.on('here', [sys.executable, '-c', ECHO, 'serve', 'here'],
+                                           tmp_path))
         server.wait_for('ready')
-        client = programs.start([*enter, f'{hosts.name}-1', sys.executable, '-c', ECHO, 'ask',
-                                 network.address(0)])
+        client = programs.start(network.on('there', [sys.executable, '-c', ECHO, 'ask', 'here'],
+                                           tmp_path))
         client.wait()
         times = sorted(map(float, client.out))
         server.end()
+        holders = set(psutil.Process().children(recursive=True)) - before
     assert len(times) == 20 and 20 <= times[10] < 40, str(client)
-    left = subprocess.run(['ip', 'netns', 'list'], stdout=subprocess.PIPE, check=True)
-    assert hosts.name not in left.stdout.decode()
+    assert holders and not any(holder.is_running() for holder in holders)
+
+
+SAY = """
+import json, os, socket
+config = os.environ.get('TF_CONFIG')
+print(socket.gethostname(), config and json.loads(config)['cluster'])
+"""
+
+
+def test_tasks_run_on_their_hosts(tmp_path):
+    """By the name, and with the others' names; what is no task runs here."""
+    if hosts.missing():
+        return  # no hosts on this machine
+    (tmp_path / 'say.py').write_text(SAY, encoding='utf-8')
+    config = {'cluster': {'worker': ['localhost:5', 'localhost:6']},
+              'task': {'type': 'worker', 'index': 1}}
+
+    def says(**env):
+        done = subprocess.run([network.python(), str(tmp_path / 'say.py')], env=dict(own, **env),
+                              stdout=subprocess.PIPE, universal_newlines=True, check=True,
+                              timeout=60)
+        return done.stdout.strip()
+
+    own = {name: value for name, value in os.environ.items() if name != 'TF_CONFIG'}
+    with hosts.Hosts(tmp_path, ['worker-0', 'worker-1']) as network:
+        assert says(TF_CONFIG=json.dumps(config)) == (
+            "worker-1 {'worker': ['worker-0:5', 'worker-1:6']}")
+        assert says() == f'{socket.gethostname()} None'
+
+
+def test_a_host_behind_a_wire_is_cut_off_and_comes_back(programs, tmp_path):
+    if hosts.missing():
+        return  # no hosts on this machine
+    with hosts.Hosts(tmp_path, ['here', 'there'], round_trip=0) as network:
+        server = programs.start(network.on(
+            'here', [sys.executable, '-m', 'http.server', '7'], tmp_path))
+        wait_until(lambda: network.reaches('there', 'here:7'), server)
+        network.plug('here', 'down')
+        assert not network.reaches('there', 'here:7')
+        network.plug('here')
+        wait_until(lambda: network.reaches('there', 'here:7'), server)
+        server.kill()
 
 
 @pytest.fixture
