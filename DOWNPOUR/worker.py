@@ -39,9 +39,11 @@ class Scheme(seam.Seam):
     One run takes as many local steps as there are until a pull comes right after a push.
 
     Attributes:
-      pulls: list of lists of tensors, of each pull in a run; `pull` is the first.
+      pulls: list of lists of tensors, of each pull in a run. `pull` is the first of them; run by
+        itself, it reads what is to be fed to the others, too.
       pushes: list of pairs of `pushed` and `push`, of each push in a run. The attributes of these
-        names are all of them together; 'staleness' is a vector.
+        names are all of them together; 'staleness' is a vector. A push comes after the one before
+        it: to run it alone, feed the 'global_step' of that one.
     """
 
     @staticmethod
@@ -73,14 +75,16 @@ class Scheme(seam.Seam):
                     push = exchange.count(global_step, step_read)
                 push['staleness'] -= len(self.pushes) - pushes_before  # this worker's own
                 self.pushes.append((a, push))
-                last_step = [push['global_step']]
+                # A tensor that is fed has an op that runs all the same, if others wait for it. For
+                # one that reads the tensor, they wait as long as for the tensor.
+                last_step = [tf.identity(push['global_step'])]
                 a = zeros
             losses.append(loss)
             accuracies.append(accuracy)
         self.pull = self.pulls[0]
         self.computed = {'loss': exchange.mean(losses), 'accuracy': exchange.mean(accuracies)}
         self.pushed = [tensor for pushed, _ in self.pushes for tensor in pushed]
-        self.push = {'global_step': last_step[0],
+        self.push = {'global_step': self.pushes[-1][1]['global_step'],
                      'staleness': tf.stack([push['staleness'] for _, push in self.pushes])}
 
 

@@ -23,6 +23,7 @@ import sys
 import time
 
 from absl import flags
+import numpy as np
 from tfdist import (building, checkpoints, cluster, console, ending, exchange, liveness, report,
                     seam, sessions, training_flags, transfer)
 from tfdist.quiet import tf
@@ -71,6 +72,13 @@ class Gate(tf.train.SessionRunHook):
 
     The clocks are a vector on the ps. An entry is the number of iterations that its worker has
     completed, or ABSENT, which is later than any clock and so holds nobody.
+
+    Attributes:
+      clocks: int64 [num_workers] tensor, those of all workers.
+      worker: int64 scalar tensor, whose clock it is that joins, leaves, and ticks when pushed: this
+        worker's. To play another worker, feed it.
+      join: op that sets a clock to that of the slowest, or to 0 if there is none.
+      leave: op that makes a clock absent.
     """
 
     ABSENT = 2**62
@@ -84,59 +92,65 @@ class Gate(tf.train.SessionRunHook):
         self._task_index = task_index
         self._staleness_bound = staleness_bound
         self._dead_after_secs = dead_after_secs
+        self._waited = np.zeros(num_workers)  # seconds, for each clock since it moved
+        self._seen = np.zeros(num_workers)  # the clocks, as they were then
         with tf.device(ps_device):
             self._clocks = tf.get_variable(
                 'clocks', [self.MOST_WORKERS], tf.int64, trainable=False,
                 initializer=tf.constant_initializer(self.ABSENT, tf.int64))
             # A resumed run may have fewer workers than the one before.
-            clocks = self._clocks.read_value()[:num_workers]
-            slowest = tf.reduce_min(clocks)
-            self._look_op = [clocks[task_index], slowest, tf.argmin(clocks)]
-            begin = tf.where(tf.less(slowest, self.ABSENT), slowest, tf.zeros_like(slowest))
-            self._join_op = self._set(task_index, begin)
-            self._leave_op = self._set(task_index, self.ABSENT)
-            self._other = tf.placeholder(tf.int64, [])
-            self._bury_op = self._set(self._other, self.ABSENT)
+            self.clocks = self._clocks.read_value()[:num_workers]
+            self.worker = tf.constant(task_index, tf.int64)
+            slowest = tf.reduce_min(self.clocks)
+            self.join = self._set(tf.where(tf.less(slowest, self.ABSENT), slowest,
+                                           tf.zeros_like(slowest)))
+            self.leave = self._set(tf.constant(self.ABSENT, tf.int64))
 
-    def _set(self, worker, clock):
-        return tf.raw_ops.ResourceScatterUpdate(
-            resource=self._clocks.handle, indices=worker, updates=tf.cast(clock, tf.int64))
+    def _set(self, clock):
+        return tf.raw_ops.ResourceScatterUpdate(resource=self._clocks.handle, indices=self.worker,
+                                                updates=clock)
 
     def tick(self):
         """Makes the op that counts an iteration as completed."""
         with tf.device(self._clocks.device):
-            return tf.raw_ops.ResourceScatterAdd(
-                resource=self._clocks.handle, indices=self._task_index,
-                updates=tf.constant(1, tf.int64))
+            return tf.raw_ops.ResourceScatterAdd(resource=self._clocks.handle, indices=self.worker,
+                                                 updates=tf.constant(1, tf.int64))
 
     def after_create_session(self, session, coord):
         """Gets hold of the session, and joins."""
-        self._look = session.make_callable(self._look_op)
-        self._join = session.make_callable(self._join_op)
-        self._bury = session.make_callable(self._bury_op, feed_list=[self._other])
+        self._look = session.make_callable(self.clocks)
+        self._join = session.make_callable(self.join)
+        self._strike = session.make_callable(self.leave, feed_list=[self.worker])
         self.may_run()
 
     def end(self, session):
         """Leaves, for good: nobody is to wait for a worker that is done."""
-        session.run(self._leave_op)
+        session.run(self.leave)
+
+    def holds(self, clocks, worker):
+        """Returns an array, for each of the `clocks` whether it holds back `worker`, an index."""
+        return clocks < clocks[worker] - self._staleness_bound
 
     def may_run(self):
         """Returns whether this worker may begin its next iteration; joins if it is absent."""
-        own, slowest, self._slowest = self._look()
-        if own >= self.ABSENT:
+        self._now = self._look()
+        if self._now[self._task_index] >= self.ABSENT:
             self._join()
             return True
-        self._standstill = self._slowest, slowest
-        return slowest >= own - self._staleness_bound
+        return not self.holds(self._now, self._task_index).any()
 
     def wait(self):
-        """Returns when this worker may begin its next iteration."""
-        since, before = time.time(), None
+        """Returns when this worker may begin its next iteration; strikes clocks of the dead."""
+        looked = time.monotonic()
         while not self.may_run():
-            if self._standstill != before:
-                since, before = time.time(), self._standstill
-            elif time.time() - since > self._dead_after_secs:
-                self._bury(self._slowest)
+            before, looked = looked, time.monotonic()
+            # A longer time has no look in it: this process was stopped, or the ps did not answer.
+            self._waited += min(looked - before, 1)
+            self._waited[self._now != self._seen] = 0
+            self._seen = self._now
+            dead = self._waited > self._dead_after_secs
+            for worker in np.flatnonzero(dead & self.holds(self._now, self._task_index)):
+                self._strike(worker)
             time.sleep(0.002)
 
 

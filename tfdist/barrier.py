@@ -3,7 +3,7 @@
 import threading
 
 from absl import flags
-from tfdist import liveness, seam, sessions, transfer
+from tfdist import exchange, liveness, seam, sessions, transfer
 from tfdist.quiet import tf
 
 flags.DEFINE_integer('replicas_to_aggregate', None, 'how many pushes make a step; by default as '
@@ -26,6 +26,11 @@ def pushes_per_step(hparams, num_workers):
     return hparams.replicas_to_aggregate or num_workers
 
 
+def _identity(gradient):
+    """Returns the same tensor or `tf.IndexedSlices`, on the device of the scope."""
+    return tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
+
+
 class Barrier(tf.train.SessionRunHook):
     """The push of a synchronous scheme, and the wait for the others'. Give it as a hook.
 
@@ -41,7 +46,7 @@ class Barrier(tf.train.SessionRunHook):
     push, a thread does it, up to the last step.
 
     Attributes:
-      pushed: list of tensors, this worker's gradients.
+      pushed: list of tensors, those of this worker's gradients that are not None.
       stamps: list of integer scalar tensors, the step to which each of them belongs: this worker's
         local step. Those that are older than the global step are dropped.
       push: dict of tensors to run, which adds them, without a wait: 'dropped', float32, 1 if the
@@ -58,7 +63,7 @@ class Barrier(tf.train.SessionRunHook):
 
         Args:
           optimizer: `tf.train.Optimizer`, applies the mean on the ps.
-          gradients: list of tensors, one for each variable.
+          gradients: list of tensors, one for each variable, also None and `tf.IndexedSlices`.
           variables: list of `tf.Variable`, the center.
           global_step: integer `tf.Variable`, counts updates of the center.
           hparams: object with the attributes replicas_to_aggregate (None for all), train_steps and
@@ -75,14 +80,15 @@ class Barrier(tf.train.SessionRunHook):
         needed = pushes_per_step(hparams, num_workers)
         self._backups = num_workers - needed
         sync = tf.train.SyncReplicasOptimizer(optimizer, needed, num_workers)
-        self.pushed = gradients
+        self.pushed = exchange.known(gradients)
         gradients = transfer.to_ps(gradients, variables)
-        with tf.device(variables[0].device):
-            arrived = tf.identity(gradients[0])
+        first = [gradient is not None for gradient in gradients].index(True)
+        with tf.device(variables[first].device):
+            arrived = _identity(gradients[first])
             with tf.device(global_step.device), tf.control_dependencies([arrived]):
                 step_at_push = global_step.read_value()
             with tf.control_dependencies([step_at_push]):
-                gradients = [tf.identity(arrived), *gradients[1:]]
+                gradients[first] = _identity(arrived)
         local_steps = []
 
         # The local step lives on the ps, where all that reads and writes it is; by a name of this

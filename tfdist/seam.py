@@ -10,8 +10,12 @@ them one by one, and feed what they fetched earlier in its place:
 Where all workers take a step together, each one's push is stamped with the step that it pulled, and
 then the step is completed for all:
 
+    stamps = [pulled[0]] * len(scheme.stamps)
     session.run(scheme.push, feed(scheme.pushed + scheme.stamps, pushed + stamps))
     session.run(scheme.complete)
+
+One scheme in one session can play any number of workers so: what is one worker's alone is in what
+is fed, and in `own`, to be read after each of these runs and put back before the next.
 """
 
 
@@ -27,9 +31,10 @@ class Seam:
 
     Attributes:
       pull: list of tensors, the global step and the variables' values as read.
-      pushed: list of tensors, what this worker pushes. It depends on `pull` and on `own`.
+      pushed: list of tensors or `tf.IndexedSlices`, what this worker pushes. It depends on `pull`
+        and on `own`.
       computed: dict of float32 scalar tensors, the means 'loss' and 'accuracy' over the batches. To
-        run it brings `own` up to date.
+        run it brings `own` up to date, unless the push does.
       push: dict of tensors, which makes the update with `pushed`, and says its figures. Of what
         this worker computes it depends on nothing else.
       stamps: list of integer scalar tensors, the step that each part of a push is stamped with;
