@@ -21,7 +21,8 @@ def make_loss_at(loss_and_accuracy, variables, batches, delay=0):
       the variables' place, on a fresh batch, and returns its loss and its accuracy.
 
     Raises:
-      SystemExit: if a variable can have no gradient.
+      SystemExit: if a variable can have no gradient; by the function that is returned, if the model
+        takes one without `tf.get_variable`, and would not be trained on the values.
     """
     for variable in variables:
         if not variable.dtype.base_dtype.is_floating:
@@ -31,9 +32,10 @@ def make_loss_at(loss_and_accuracy, variables, batches, delay=0):
     fresh = iter(batches)
 
     def loss_at(values):
-        value_of = dict(zip(names, values))
+        value_of, asked_for = dict(zip(names, values)), set()
 
         def get(getter, name, *args, **kwargs):
+            asked_for.add(name)
             return value_of[name] if name in value_of else getter(name, *args, **kwargs)
 
         batch = next(fresh)
@@ -43,6 +45,11 @@ def make_loss_at(loss_and_accuracy, variables, batches, delay=0):
             with tf.control_dependencies([wasted]):
                 batch = [tf.identity(tensor) for tensor in batch]
         with tf.variable_scope(tf.get_variable_scope(), reuse=True, custom_getter=get):
-            return loss_and_accuracy(*batch)
+            loss, accuracy = loss_and_accuracy(*batch)
+        for name in names:
+            if name not in asked_for:
+                sys.exit(f'The trainable variable {name} is not made by tf.get_variable: what the '
+                         'worker has read cannot take its place.')
+        return loss, accuracy
 
     return loss_at
