@@ -1,14 +1,20 @@
-"""The READMEs hold: their links and flags are there, and the model in them trains."""
+"""The READMEs and pages hold: links, flags, programs in them, and what they say of errors."""
 
+import collections
+import itertools
 import re
 import shutil
+import types
 
-from conftest import ROOT
-from processes import DID, TEST
+from conftest import load_program
+from processes import DID, ROOT, TEST
 import pytest
+from tfdist import building
+from tfdist.quiet import tf
 
+PAGES = sorted(ROOT.glob('docs/*.md'))
 CLUSTERS = sorted(ROOT.glob('Clusters/*/README.md'))
-READMES = sorted([ROOT / 'README.md', *ROOT.glob('[!.]*/README.md'), *CLUSTERS])
+READMES = sorted([ROOT / 'README.md', *ROOT.glob('[!.]*/README.md'), *CLUSTERS, *PAGES])
 # Flags of other programs that are named in the text: of TensorBoard, Chromium, Slurm and Spark.
 OTHERS = {'help', 'logdir', 'headless', 'no-sandbox', 'disable-gpu', 'window-size',
           'virtual-time-budget', 'screenshot', 'ntasks', 'nodes', 'ntasks-per-node',
@@ -17,63 +23,210 @@ OTHERS = {'help', 'logdir', 'headless', 'no-sandbox', 'disable-gpu', 'window-siz
 WHO_CAN_REACH = (
     'listens on all networks of this machine and asks for no password: whoever connects can do '
     'what your account can do. With `LOCAL_ONLY=1 bash run.sh` nobody else can connect: see [who '
-    'can reach a run](')
+    'can reach a run](../docs/who-can-reach-a-run.md).')
+PYTHON = re.compile(r'```python\n(.*?)```', re.DOTALL)
+YOUR_OWN = ROOT / 'docs' / 'your-own-model.md'
+LIBRARY_PAGE = ROOT / 'docs' / 'the-library.md'
 
 
 def text_of(readme):
     return readme.read_text(encoding='utf-8')
 
 
-@pytest.mark.parametrize('readme', READMES, ids=lambda path: path.parent.name)
+def name_of(readme):
+    return str(readme.relative_to(ROOT))
+
+
+def anchors(readme):
+    """Returns the set of anchors of a page, as GitHub makes them of its headings."""
+    text = re.sub(r'```.*?```', '', text_of(readme), flags=re.DOTALL)
+    headings = [re.sub(r'[^\w -]', '', heading.lower()).replace(' ', '-')
+                for heading in re.findall(r'^#+ (.*)$', text, re.MULTILINE)]
+    assert len(set(headings)) == len(headings), f'two of {readme} would be numbered'
+    return set(headings)
+
+
+@pytest.mark.parametrize('readme', READMES, ids=name_of)
 def test_links(readme):
-    """Those within the repository."""
-    for target in re.findall(r'\]\(([^)#]+)[^)]*\)', text_of(readme)):
-        if '://' not in target:
-            assert (readme.parent / target).exists(), target
+    """Those within the repository, and the headings that they lead to."""
+    for target in re.findall(r'\]\(([^)]+)\)', text_of(readme)):
+        if '://' in target:
+            continue
+        path, _, anchor = target.partition('#')
+        path = readme.parent / path if path else readme
+        assert path.exists(), target
+        path = path / 'README.md' if path.is_dir() else path
+        if anchor and path.suffix == '.md':
+            assert anchor in anchors(path), target
 
 
-@pytest.mark.parametrize('readme', READMES, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize('page', PAGES, ids=name_of)
+def test_each_page_is_led_to(page):
+    """From the front page, or from one that is."""
+    pages, found = [ROOT / 'README.md'], {ROOT / 'README.md'}
+    while pages:
+        here = pages.pop()
+        for target in re.findall(r'\]\(([^)#]+\.md)\b', text_of(here)):
+            path = (here.parent / target).resolve()
+            if path not in found:
+                found.add(path)
+                pages.append(path)
+    assert page in found
+
+
+@pytest.mark.parametrize('readme', READMES, ids=name_of)
 def test_flags(readme):
-    """Each flag in the text is a flag of a program."""
+    """Each flag in the text is a flag of a program: in a folder of that folder, or of all."""
     is_example = (readme.parent / 'model.py').exists()
-    folders = [readme.parent.name] if is_example else ['[!.]*', 'Clusters/*']
-    code = ''.join(path.read_text(encoding='utf-8')
-                   for folder in [*folders, 'tests'] for path in ROOT.glob(f'{folder}/*.py'))
+    places = ([f'{readme.parent.name}/*.py', 'tfdist/*.py', 'Comparison/measure.py',
+               'Comparison/bench.py'] if is_example else ['[!.]*/*.py', 'Clusters/*/*.py'])
+    code = ''.join(text_of(path) for place in places for path in ROOT.glob(place))
     known = set(re.findall(r"(?:DEFINE_\w+\(\s*'|add_argument\('--)([\w-]+)'", code))
     named = set(re.findall(r'(?<![\w-])--(?:no(?=use_))?([a-z][\w-]*)', text_of(readme)))
     assert named - known - OTHERS == set()
-    if readme.parent == ROOT or (readme.parent / 'run.sh').exists():  # notebooks have no flags
+    if (readme.parent / 'run.sh').exists():  # notebooks have no flags
         assert len(named & known) > 3
 
 
 def opens_ports(folder):
     """Returns whether a folder's programs or notebooks start servers."""
-    return any('.train.Server(' in path.read_text(encoding='utf-8')
+    return any('.train.Server(' in text_of(path)
                for kind in ('py', 'ipynb') for path in folder.glob(f'*.{kind}'))
 
 
 def test_who_can_reach_a_run():
     """Every README of what opens a port says it, or leads to where it is said."""
-    readmes = [path for path in READMES if path.parent != ROOT and opens_ports(path.parent)]
-    assert len(readmes) > 2
-    for readme in [*readmes, *CLUSTERS]:
+    readmes = [path for path in ROOT.glob('[!.]*/README.md') if opens_ports(path.parent)]
+    assert len(readmes) > 20
+    for readme in [*readmes, *CLUSTERS, ROOT / 'README.md']:
         text = text_of(readme)
-        assert re.search(r'\]\([\w./-]*#who-can-reach-a-run\)', text), readme
+        assert re.search(r'\]\([\w./-]*docs/who-can-reach-a-run\.md\)', text), readme
         if (readme.parent / 'run.sh').exists():
             run, = re.findall(r'^## Run\n(.*?)^## ', text, re.DOTALL | re.MULTILINE)
             assert WHO_CAN_REACH in ' '.join(run.split()), readme
-    for name in 'README.md', 'Distributed-Setup/README.md':
-        assert '\n## Who can reach a run\n' in text_of(ROOT / name), 'where the links lead to'
 
 
-def test_the_model_of_another_problem(programs, tmp_path):
+def test_what_is_said_in_many_places_is_said_once():
+    """No paragraph stands in more than three READMEs, but for the warning of open ports."""
+    where = collections.defaultdict(set)
+    for readme in READMES:
+        for paragraph in re.split(r'\n\s*\n', text_of(readme)):
+            where[' '.join(paragraph.split())].add(name_of(readme))
+    assert len(where) > 1000
+    assert not {paragraph: names for paragraph, names in where.items()
+                if len(paragraph) > 150 and len(names) > 3 and WHO_CAN_REACH not in paragraph}
+
+
+def copied(folder, project):
+    """Copies a folder and the library into a project; returns the path of the folder there."""
+    for name in folder, 'tfdist':
+        shutil.copytree(str(ROOT / name), str(project / name),
+                        ignore=shutil.ignore_patterns('__pycache__'))
+    return project / folder
+
+
+def model_from(source):
+    """Returns a model.py as a module."""
+    module = types.ModuleType('model')
+    exec(source, module.__dict__)
+    return module
+
+
+def models():
+    """Returns the sources of two model.py: the one of the page, and the one with its own input."""
+    whole, other = PYTHON.findall(text_of(YOUR_OWN))
+    begin, end = whole.index('def train_batches'), whole.index('def test_set')
+    return whole, whole[:begin] + other + '\n\n' + whole[end:]
+
+
+@pytest.mark.parametrize('source', models(), ids=['arrays', 'dataset'])
+def test_the_model_of_another_problem(programs, tmp_path, source):
     """It is put into a copied folder, as the text says."""
-    model, = re.findall(r'```python\n(.*?)```', text_of(ROOT / 'README.md'), re.DOTALL)
-    project = tmp_path / 'my-project'
-    shutil.copytree(str(ROOT / 'HogWild'), str(project),
-                    ignore=shutil.ignore_patterns('__pycache__'))
-    (project / 'model.py').write_text(model, encoding='utf-8')
-    run = programs.run_sh(project, '--train_steps=1000')
+    folder = copied('HogWild', tmp_path / 'my-project')
+    (folder / 'model.py').write_text(source, encoding='utf-8')
+    run = programs.run_sh(folder, '--train_steps=1000')
     run.ends_well()
     assert len(run.matches(DID)) == 2
     assert float(run.wait_for(TEST)['accuracy']) > 0.9
+
+
+@pytest.mark.parametrize('source', models(), ids=['arrays', 'dataset'])
+def test_its_batches_come_in_the_same_order_again(source):
+    """However many a run takes; and each worker has others."""
+    def read(runs, *arguments):
+        with tf.Graph().as_default(), tf.Session() as session:
+            batches = model_from(source).train_batches(10, *arguments)
+            session.run(tf.tables_initializer())
+            return [points.tolist() for _ in range(runs)
+                    for points, _ in session.run(batches)]
+
+    assert read(3, 8, 1, 2) == read(3, 8, 1, 2) == read(24, 1, 1, 2)
+    orders = [read(1, 8, shard, 2, seed) for shard, seed in itertools.product((0, 1), (0, 1))]
+    assert all(one != other for one, other in itertools.combinations(orders, 2))
+
+
+def test_the_same_model_in_one_process_says_the_same_again(programs, tmp_path):
+    folder = copied('Non-Distributed-Setup', tmp_path)
+    (folder / 'model.py').write_text(models()[0], encoding='utf-8')
+    runs = [programs.run_sh(folder, '--train_steps=300', '--log_every_n_steps=100')
+            for _ in range(2)]
+    said = []
+    for run in runs:
+        run.ends_well()
+        said.append([re.sub(r'[\d.]+ (steps/s|s)$', r'\1', line) for line in run.out])
+    assert said[0] == said[1] and len(said[0]) == 6
+
+
+def mistakes():
+    """Returns what the page says of mistakes, and for each a change of its model.py that is one."""
+    table = text_of(YOUR_OWN).split('## When it does not work')[1]
+    said = [line.split(' | ')[0].lstrip('| ') for line in table.splitlines()
+            if line.startswith('| `')]
+    units = '    units = tf.nn.relu'
+    changes = [
+        (units, '    tf.get_variable("n", [], tf.int32, tf.zeros_initializer())\n' + units),
+        (units, '    tf.get_variable(f"n_{len(tf.global_variables())}", [])\n' + units),
+        ("layers.dense(points, 32, 'hidden')", 'tf.matmul(points, tf.Variable(tf.ones([2, 32])))'),
+        (re.search('^    units = .*\n.*', models()[0], re.MULTILINE).group(),
+         '    return tf.reduce_mean(points), tf.reduce_mean(points)'),
+        ('num_shards, seed)\n', 'num_shards, seed)[1:]\n'),
+        ('classes)\n', 'classes)[0]\n'),
+    ]
+    assert len(said) == len(changes)
+    return list(zip(said, changes))
+
+
+@pytest.mark.parametrize('said, change', mistakes(), ids=lambda value: str(value)[:20])
+def test_what_is_said_of_a_model_with_a_mistake(said, change):
+    """In each row of the table the first cell is what is seen, with `...` for what varies."""
+    source = models()[0]
+    assert change[0] in source
+    model = model_from(change[1].join(source.rsplit(change[0], 1)))
+    worker = load_program('HogWild')
+    hparams = types.SimpleNamespace(learning_rate=0.1, use_locking=False)
+    words, = re.findall('^`(.*?)`', said)
+    complaints = SystemExit, ValueError, TypeError, StopIteration
+    with pytest.raises(complaints) as raised, tf.Graph().as_default():
+        global_step = tf.train.get_or_create_global_step()
+        model.loss_and_accuracy(*model.test_set())
+        center = tf.trainable_variables()
+        loss_at = building.make_loss_at(model.loss_and_accuracy, center,
+                                        model.train_batches(10, 1))
+        worker.Scheme(loss_at, center, global_step, hparams, 0, 1)
+    form = '.*'.join(map(re.escape, words.split('...')))
+    assert re.search(form, f'{raised.type.__name__}: {raised.value}', re.IGNORECASE)
+
+
+def test_a_scheme_driven_by_hand(programs, tmp_path):
+    """The program of the page, in the folder that it names and in another, prints what it says."""
+    text = text_of(LIBRARY_PAGE)
+    program, = PYTHON.findall(text)
+    outputs = re.findall(r'```\n(pushed .*?)```', text, re.DOTALL)
+    others = program.replace('use_locking=False', 'communication_window=2')
+    assert others != program
+    for folder, source, output in zip(('HogWild', 'AGN'), (program, others), outputs):
+        place = copied(folder, tmp_path / folder)
+        (place / 'by_hand.py').write_text(source, encoding='utf-8')
+        run = programs.task('by_hand', folder=place)
+        assert run.wait() == 0 and run.out == output.splitlines(), str(run)
+    assert len(outputs) == 2
