@@ -68,7 +68,8 @@ def test_chief(programs, model_dir):
 def test_chief_after_all_others_are_done(programs):
     """The ps waits for it, and it still evaluates."""
     tasks = Tasks(programs, flags=['--train_steps=60', '--log_every_n_steps=1'])
-    ps, (chief, worker) = start(tasks)
+    # The chief alone would take half a minute: so it is not done before the other comes.
+    ps, (chief, worker) = start(tasks, '--straggler=0:0.5,1:0.02')
     chief.kill()
     worker.ends_well()
     again = tasks.start('worker', 0)
