@@ -3,7 +3,9 @@
 import importlib
 import re
 import signal
+import subprocess
 import sys
+import sysconfig
 import types
 
 import pytest
@@ -177,19 +179,22 @@ class ToyWorker:
     def traffic(self, runs=5):
         """Returns the bytes that a run sends to this worker, and those it sends to the ps.
 
-        A trace never has too much, but is now and then closed before the last transfer is noted, so
-        it is the most of several runs.
+        Workers that step together all run as often: so it is not until a trace is whole, but the
+        most of several counts.
         """
-        traces = [self.transfers() for _ in range(runs)]
-        return tuple(max(sum(trace[job]) for trace in traces) for job in ('worker', 'ps'))
+        traces = [tf.RunMetadata() for _ in range(runs)]
+        for trace in traces:
+            self.session.run(self.scheme.train_op, options=traffic.TRACE, run_metadata=trace)
+        sent = traffic.between_tasks(traces)
+        return tuple(sum(each.bytes for (_, receiver), each in sent.items()
+                         if receiver.startswith(job)) for job in ('worker', 'ps'))
 
     def transfers(self):
-        """Returns what a traced run sends: bytes of each tensor, by the job that gets it."""
-        metadata = tf.RunMetadata()
-        self.session.run(self.scheme.train_op, options=traffic.TRACE, run_metadata=metadata)
+        """Returns what a run sends: bytes of each tensor, by the job that gets it."""
         received = {'worker': [], 'ps': []}
-        for (_, receiver), sizes in traffic.transfers(metadata).items():
-            received[receiver.split()[0]] += sizes
+        for one in traffic.transfers(traffic.whole_trace(self.session, self.scheme.train_op)):
+            if one.bytes:
+                received[one.receiver.split()[0]].append(one.bytes)
         return received
 
 
@@ -221,6 +226,17 @@ def toy(cluster, request):
     yield make
     for worker in workers:
         worker.session.close()
+
+
+@pytest.fixture(scope='session')
+def bare_python(tmp_path_factory):
+    """An interpreter with all that the tests' own has, but for the library."""
+    place = tmp_path_factory.mktemp('environment') / 'bare'
+    subprocess.run([sys.executable, '-m', 'venv', '--without-pip', str(place)], check=True)
+    site, = place.glob('lib/python*/site-packages')
+    # An editable installation is a file of this kind in there, which is not read from here.
+    (site / 'others.pth').write_text(sysconfig.get_paths()['purelib'] + '\n')
+    return str(place / 'bin' / 'python')
 
 
 @pytest.fixture
