@@ -5,23 +5,11 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import sysconfig
 
 import pytest
 from processes import DID, ROOT, TEST
 
 TRAIN = '--train_steps=200'
-
-
-@pytest.fixture(scope='module')
-def python(tmp_path_factory):
-    """An interpreter with all that the tests' own has, but for the library."""
-    place = tmp_path_factory.mktemp('environment') / 'bare'
-    subprocess.run([sys.executable, '-m', 'venv', '--without-pip', str(place)], check=True)
-    site, = place.glob('lib/python*/site-packages')
-    # An editable installation is a file of this kind in there, which is not read from here.
-    (site / 'others.pth').write_text(sysconfig.get_paths()['purelib'] + '\n')
-    return str(place / 'bin' / 'python')
 
 
 @pytest.fixture
@@ -53,22 +41,22 @@ def trains(run, workers=2):
     assert len(run.matches(DID)) == workers and len(run.matches(TEST)) == 1
 
 
-def test_in_the_checkout(programs, python, tmp_path):
+def test_in_the_checkout(programs, bare_python, tmp_path):
     """Without any installation, from any directory, and with a file there that must not be used."""
     (tmp_path / 'random.py').write_text('raise ImportError("not that of Python")')
-    assert library_of(python, ROOT / 'HogWild') == ROOT / 'tfdist'
-    trains(programs.run_sh('HogWild', TRAIN, cwd=tmp_path, PYTHON=python))
+    assert library_of(bare_python, ROOT / 'HogWild') == ROOT / 'tfdist'
+    trains(programs.run_sh('HogWild', TRAIN, cwd=tmp_path, PYTHON=bare_python))
 
 
 @pytest.mark.parametrize('folder, workers', [('HogWild', 2), ('Model-Parallel', 1)])
-def test_copied(programs, python, project, folder, workers):
+def test_copied(programs, bare_python, project, folder, workers):
     """Both folders are all there is to own; what else lies beside them does not matter."""
     for name in folder, 'tfdist':
         copy(name, project)
     (project / 'queue.py').write_text('raise ImportError("not that of Python")')
-    assert library_of(python, project / folder) == project / 'tfdist'
+    assert library_of(bare_python, project / folder) == project / 'tfdist'
     trains(programs.start(['bash', 'run.sh', TRAIN], cwd=project / folder,
-                          env={'PYTHON': python}), workers)
+                          env={'PYTHON': bare_python}), workers)
 
 
 def test_a_copy_beside_the_folder_comes_before_an_installation(project):
@@ -79,37 +67,37 @@ def test_a_copy_beside_the_folder_comes_before_an_installation(project):
 
 
 @pytest.mark.thorough
-def test_installed(programs, python, project):
+def test_installed(programs, bare_python, project):
     """A folder alone, and the library by `pip install`."""
     source = project / 'source'
     source.mkdir()
     copy('tfdist', source)
     shutil.copy(str(ROOT / 'pyproject.toml'), str(source))
     site = project / 'site'
-    subprocess.run([python, '-m', 'pip', 'install', '--quiet', '--disable-pip-version-check',
+    subprocess.run([bare_python, '-m', 'pip', 'install', '--quiet', '--disable-pip-version-check',
                     '--no-deps', f'--target={site}', str(source)], check=True)
     assert {path.name for path in (site / 'tfdist').glob('*.py')} == {
         path.name for path in (ROOT / 'tfdist').glob('*.py')}
     copy('HogWild', project)
-    assert library_of(python, project / 'HogWild', PYTHONPATH=str(site)) == site / 'tfdist'
+    assert library_of(bare_python, project / 'HogWild', PYTHONPATH=str(site)) == site / 'tfdist'
     trains(programs.start(['bash', 'run.sh', TRAIN], cwd=project / 'HogWild',
-                          env={'PYTHON': python, 'PYTHONPATH': str(site)}))
+                          env={'PYTHON': bare_python, 'PYTHONPATH': str(site)}))
 
 
-def test_without_it(programs, python, project):
+def test_without_it(programs, bare_python, project):
     """One line, with the two ways out: by run.sh and by hand."""
     copy('HogWild', project)
-    for command in ['bash', 'run.sh'], [python, 'ps.py'], [python, 'worker.py']:
-        run = programs.start(command, cwd=project / 'HogWild', env={'PYTHON': python})
+    for command in ['bash', 'run.sh'], [bare_python, 'ps.py'], [bare_python, 'worker.py']:
+        run = programs.start(command, cwd=project / 'HogWild', env={'PYTHON': bare_python})
         run.fails(r'^No module named .tfdist.\. Put the folder tfdist of the collection beside '
                   r'.*HogWild, or install it: `pip install \.` in the root of the collection\.$')
         assert run.wait() == 1 and not run.out
 
 
-def test_a_library_that_is_not_whole_says_what_is_missing(programs, python, project):
+def test_a_library_that_is_not_whole_says_what_is_missing(programs, bare_python, project):
     """Not that there is none."""
     for name in 'HogWild', 'tfdist':
         copy(name, project)
     (project / 'tfdist' / 'cluster.py').unlink()
-    run = programs.start([python, 'ps.py'], cwd=project / 'HogWild')
+    run = programs.start([bare_python, 'ps.py'], cwd=project / 'HogWild')
     assert run.wait() == 1 and 'cluster' in run.err[-1]
