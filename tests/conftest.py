@@ -239,17 +239,6 @@ def bare_python(tmp_path_factory):
     return str(place / 'bin' / 'python')
 
 
-@pytest.fixture(scope='session')
-def bare_python(tmp_path_factory):
-    """An interpreter with all that the tests' own has, but for the library."""
-    place = tmp_path_factory.mktemp('environment') / 'bare'
-    subprocess.run([sys.executable, '-m', 'venv', '--without-pip', str(place)], check=True)
-    site, = place.glob('lib/python*/site-packages')
-    # An editable installation is a file of this kind in there, which is not read from here.
-    (site / 'others.pth').write_text(sysconfig.get_paths()['purelib'] + '\n')
-    return str(place / 'bin' / 'python')
-
-
 @pytest.fixture
 def programs(tmp_path):
     """Starts real processes; none may be left at the end of the test."""
