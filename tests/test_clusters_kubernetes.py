@@ -7,16 +7,22 @@ the environment that Kubernetes and the training operator would give it.
 import copy
 import json
 import os
+import pathlib
 import re
+import shutil
+import subprocess
 import sys
 
 from conftest import ROOT
-import hosts
 import jsonschema
 from kubernetes_schema import KINDS
 from processes import checkpoints, DID, EVALUATED, EXPORTED, PREPARED, TEST
 import pytest
 import yaml
+
+sys.path.append(str(ROOT / 'Comparison'))
+
+import hosts  # noqa: E402
 
 FOLDER = ROOT / 'Clusters' / 'kubernetes'
 JOBS = sorted(path.name for path in FOLDER.glob('*job-*.yaml'))
@@ -77,6 +83,27 @@ def pods(resources):
     return made
 
 
+@pytest.fixture(scope='module')
+def image(tmp_path_factory):
+    """The root directory of the image, without what pip puts there."""
+    root = tmp_path_factory.mktemp('image')
+    text = (FOLDER / 'Dockerfile').read_text(encoding='utf-8')
+    for source, target in re.findall(r'^COPY (\S+) /(\S+)$', text, re.MULTILINE):
+        if (ROOT / source).is_dir():  # its contents go there
+            shutil.copytree(str(ROOT / source), str(root / target),
+                            ignore=shutil.ignore_patterns('__pycache__', 'records*', 'runs'))
+        else:
+            assert target.endswith('/')
+            (root / target).mkdir(parents=True, exist_ok=True)
+            shutil.copy(str(ROOT / source), str(root / target))
+    return root
+
+
+def inside(image, path):
+    """Returns the path here of an absolute path, a string, in the image."""
+    return image / path.lstrip('/')
+
+
 def test_all_are_looked_at():
     examples = {name.partition('job-')[2] for name in JOBS}
     assert len(JOBS) == 2 * len(examples) == len(list(FOLDER.glob('*.yaml'))) - 1
@@ -133,16 +160,12 @@ def test_mistakes_are_found(name, change):
 
 
 @pytest.mark.parametrize('name', JOBS)
-def test_the_parts_fit_together(name):
+def test_the_parts_fit_together(name, image):
     """Names and labels that one resource takes from another, and from the image."""
     resources = load(name)
     claim, = load('model-dir.yaml')
     policy, = of_kind(resources, 'NetworkPolicy')
-    image = (FOLDER / 'Dockerfile').read_text(encoding='utf-8')
-    copied = re.findall(r'^COPY (\S+) /examples/(\S*)$', image, re.MULTILINE)
-    assert all((ROOT / source).exists() for source, _ in copied)
-    folders = [f'/examples/{target}' for source, target in copied if source == target]
-    tag, = re.findall(r'docker build -t (\S+)', image)
+    tag, = re.findall(r'docker build -t (\S+)', (FOLDER / 'Dockerfile').read_text('utf-8'))
     made = pods(resources)
     for pod in made:
         assert policy['spec']['podSelector']['matchLabels'].items() <= pod.labels.items()
@@ -150,7 +173,7 @@ def test_the_parts_fit_together(name):
                 for volume in pod.spec['volumes']} == {'models': claim['metadata']['name']}
         for container in pod.spec['containers'] + pod.spec.get('initContainers', []):
             assert container['image'] == tag
-            assert container['workingDir'] in folders
+            assert finds_the_library(inside(image, container['workingDir'])) == image / 'examples'
             assert [mount['name'] for mount in container['volumeMounts']] == ['models']
             assert all(port['containerPort'] == PORT for port in container.get('ports', []))
     ingress, = policy['spec']['ingress']
@@ -169,11 +192,24 @@ def test_the_parts_fit_together(name):
         assert job['spec']['completions'] == job['spec']['parallelism'] == len(made)
 
 
+def finds_the_library(folder):
+    """Returns the path of the directory from which the programs in a folder import tfdist."""
+    found = subprocess.run([sys.executable, '-c', 'import tfdist; print(tfdist.__path__[0])'],
+                           cwd=str(folder), stdout=subprocess.PIPE, check=True, timeout=60,
+                           universal_newlines=True)
+    return pathlib.Path(found.stdout.strip()).parent
+
+
+def files(image):
+    """Returns all that is in the image, but for what Python compiles where it may."""
+    return {path for path in image.rglob('*') if '__pycache__' not in path.parts}
+
+
 class Pods:
     """Pods on hosts of their own, with the manifest's directories."""
 
-    def __init__(self, programs, made):
-        self._programs = programs
+    def __init__(self, programs, made, image):
+        self._programs, self._image = programs, image
         self.made = {pod.name: pod for pod in made}
         self.hosts = hosts.Hosts(programs.directory, list(self.made))
 
@@ -181,7 +217,7 @@ class Pods:
         """Starts a pod's container; `flags` go to programs that train. Returns a `Program`."""
         pod = self.made[name]
         container, = pod.spec[kind]
-        cwd = ROOT / container['workingDir'].replace('/examples/', '', 1)
+        cwd = inside(self._image, container['workingDir'])
         args = container.get('args', [])
         command = container['command'] + args + (list(flags) if args else [])
         return self._programs.start(self.hosts.on(name, command, cwd), cwd,
@@ -189,12 +225,13 @@ class Pods:
 
 
 @pytest.mark.parametrize('name', JOBS)
-def test_the_pods_train(programs, name):
+def test_the_pods_train(programs, name, image):
     """With the manifest's own commands and arguments, but fewer steps."""
     reason = hosts.missing()
     if reason:
         pytest.skip(reason)
-    run = Pods(programs, pods(load(name)))
+    run = Pods(programs, pods(load(name)), image)
+    before = files(image)
     with run.hosts:
         prepare = [run.start(pod.name, kind='initContainers') for pod in run.made.values()
                    if 'initContainers' in pod.spec]
@@ -204,6 +241,7 @@ def test_the_pods_train(programs, name):
         tasks = [run.start(pod, '--train_steps=200') for pod in run.made]
         for task in tasks:
             task.ends_well()
+    assert files(image) == before, 'where a pod may not write'
     did = [match for task in tasks for match in task.matches(DID)]
     assert sorted(match['name'] for match in did) == ['worker 0', 'worker 1']
     # Together: one that comes late may find nothing left to do.
@@ -217,10 +255,10 @@ def test_the_pods_train(programs, name):
         assert tasks[-1].matches(EVALUATED) and tasks[-1].matches(EXPORTED)
 
 
-def test_a_pod_beyond_the_tasks(programs):
+def test_a_pod_beyond_the_tasks(programs, image):
     """It says so, and not that it is a worker."""
     job, = of_kind(load('job-hogwild.yaml'), 'Job')
     container, = job['spec']['template']['spec']['containers']
-    run = programs.start(container['command'], cwd=ROOT / 'HogWild',
+    run = programs.start(container['command'], cwd=inside(image, container['workingDir']),
                          env={'PATH': PATH, 'JOB_COMPLETION_INDEX': '3'})
     run.fails('JOB_COMPLETION_INDEX is "3", and there are 3 pods')

@@ -1,5 +1,6 @@
 """Clusters/several-hosts: its commands, each on a host with its own address and its own files."""
 
+from concurrent import futures
 import os
 import re
 import shutil
@@ -7,14 +8,27 @@ import subprocess
 import sys
 
 from conftest import ROOT
-import hosts
 from processes import BEGINS, checkpoints, DID, RESUMES, STEP, TEST, WAITS, wait_until
 import pytest
 
+sys.path.append(str(ROOT / 'Comparison'))
+
+import hosts  # noqa: E402
+
 FOLDER = ROOT / 'Clusters' / 'several-hosts'
 README = (FOLDER / 'README.md').read_text(encoding='utf-8')
-PATH = os.pathsep.join([os.path.dirname(sys.executable), os.environ['PATH']])
 MORE = '--log_every_n_steps=10'
+# Without what other tests compile meanwhile, which comes and goes.
+SCP = """#!/usr/bin/env bash
+[ "$1" = -r ] && tar -c --exclude=__pycache__ "${{@:2:$#-2}}" | tar -x -C "{homes}/${{!#%:}}"
+"""
+
+
+def _commands():
+    """Returns the README's lines for each host, and a dict of commands by host."""
+    each, = re.findall(r'the same lines:\n\n((?:    .+\n)+)', README)
+    return ([line.strip() for line in each.splitlines()],
+            dict(re.findall(r'^    (\w+)\$ +(python .*)$', README, re.MULTILINE)))
 
 
 class Run:
@@ -24,21 +38,32 @@ class Run:
       hosts: `Hosts`: those of the README, and `stranger`.
     """
 
-    def __init__(self, programs, share=True):
-        self._addresses, = re.findall(r'^    (hosts=".*")$', README, re.MULTILINE)
-        self._commands = dict(re.findall(r'^    (\w+)\$ +(python .*)$', README, re.MULTILINE))
+    def __init__(self, programs, python, share=True):
+        begin, self._commands = _commands()
+        self._begin = ' && '.join(begin)
         self._programs = programs
+        self._path = os.pathsep.join([os.path.dirname(python), os.environ['PATH']])
         self.hosts = hosts.Hosts(programs.directory, [*self._commands, 'stranger'], share)
-        for name in self._commands:
-            shutil.copytree(str(ROOT / 'HogWild'), str(programs.directory / name / 'HogWild'),
-                            ignore=shutil.ignore_patterns('__pycache__'))
+        self._copy()
+
+    def _copy(self):
+        """Types the README's command, with an scp for which hosts are directories here."""
+        homes, tools = self._programs.directory, self._programs.directory / 'tools'
+        for home in [tools, *(homes / name for name in self._commands)]:
+            home.mkdir()
+        (tools / 'scp').write_text(SCP.format(homes=homes))
+        (tools / 'scp').chmod(0o755)
+        command, = re.findall(r'^    (for host in .*)$', README, re.MULTILINE)
+        path = os.pathsep.join([str(tools), os.environ['PATH']])
+        subprocess.run(['bash', '-ec', command], cwd=str(ROOT), env={'PATH': path}, check=True,
+                       timeout=30)
 
     def start(self, name, *flags):
         """Types the README's command on a host; returns a `Program`."""
-        cwd = self._programs.directory / name / 'HogWild'
-        command = ' '.join([self._addresses, '&& exec', self._commands[name], *flags])
-        return self._programs.start(self.hosts.on(name, ['bash', '-c', command], cwd), cwd,
-                                    {'PATH': PATH})
+        home = self._programs.directory / name
+        command = f'{self._begin} && exec {self._commands[name]} {" ".join(flags)}'
+        return self._programs.start(self.hosts.on(name, ['bash', '-c', command], home), home,
+                                    {'PATH': self._path})
 
     def start_all(self, *flags):
         """Starts the ps and both workers, these with `flags` more; returns them."""
@@ -47,12 +72,12 @@ class Run:
 
 
 @pytest.fixture
-def run(request, programs):
+def run(request, programs, bare_python):
     """A `Run`; a test may say in a parameter whether its hosts share a directory."""
     reason = hosts.missing()
     if reason:
         pytest.skip(reason)
-    made = Run(programs, getattr(request, 'param', True))
+    made = Run(programs, bare_python, getattr(request, 'param', True))
     with made.hosts:
         yield made
 
@@ -136,7 +161,10 @@ def test_the_firewall(run, programs):
     names = ['alpha', 'beta', 'gamma', 'stranger']
 
     def reach(port):
-        return [name for name in names if run.hosts.reaches(name, f'alpha:{port}')]
+        """Returns the names of those who can connect; all try at once, as some wait in vain."""
+        with futures.ThreadPoolExecutor() as threads:
+            reached = threads.map(lambda name: run.hosts.reaches(name, f'alpha:{port}'), names)
+        return [name for name, yes in zip(names, reached) if yes]
 
     for port in 2222, 2223:
         wait_until(lambda port=port: reach(port) == names, 'does not listen:', *servers)

@@ -62,7 +62,7 @@ class Slurm:
     of its own. All of that ends with the process that started them, even if it is killed.
     """
 
-    def __init__(self, directory):
+    def __init__(self, directory, python):
         machine = socket.gethostname().partition('.')[0]
         (directory / 'state').mkdir()
         (directory / 'munge.key').write_bytes(os.urandom(1024))
@@ -75,7 +75,7 @@ class Slurm:
                   'CPUs=2' for i, (name, address) in enumerate(NODES.items())]
         lines += ['PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP', '']
         (directory / 'slurm.conf').write_text('\n'.join(lines), encoding='utf-8')
-        self._env = {'SLURM_CONF': str(directory / 'slurm.conf'), 'PATH': PATH}
+        self._env = {'SLURM_CONF': str(directory / 'slurm.conf'), 'PATH': PATH, 'PYTHON': python}
         self.daemons = Program(
             ['setpriv', '--pdeathsig', 'KILL', 'unshare', '--net', '--mount', '--pid', '--fork',
              '--mount-proc', '--kill-child', 'bash', '-c', INIT, 'init',
@@ -86,7 +86,7 @@ class Slurm:
         """Returns the arguments of `Programs.start` for a command that Slurm's users may give."""
         init = psutil.Process(self.daemons.pid).children()[0].pid
         return {'command': ['nsenter', f'--net=/proc/{init}/ns/net', *words],
-                'env': dict(self._env, PYTHON=sys.executable, **env)}
+                'env': dict(self._env, **env)}
 
     def ask(self, *words):
         """Runs a command of Slurm; returns what it prints."""
@@ -118,12 +118,12 @@ def missing():
 
 
 @pytest.fixture(scope='module')
-def slurm(tmp_path_factory):
+def slurm(tmp_path_factory, bare_python):
     """A `Slurm`; when it ends, no process of it is left."""
     lack = missing()
     if lack:
         pytest.skip(lack)
-    started = Slurm(tmp_path_factory.mktemp('slurm'))
+    started = Slurm(tmp_path_factory.mktemp('slurm'), bare_python)
     try:
         wait_until(started.is_up, 'Slurm does not start:', started.daemons)
         yield started
@@ -186,8 +186,8 @@ class Job:
 
 @pytest.fixture
 def project(tmp_path):
-    """A copy of Clusters/slurm, in a collection with one example."""
-    for folder in 'Clusters/slurm', 'HogWild':
+    """A copy of Clusters/slurm, in a collection with one example and the library."""
+    for folder in 'Clusters/slurm', 'HogWild', 'tfdist':
         shutil.copytree(str(ROOT / folder), str(tmp_path / 'collection' / folder),
                         ignore=shutil.ignore_patterns('__pycache__'))
     return tmp_path / 'collection' / 'Clusters' / 'slurm'

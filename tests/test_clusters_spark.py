@@ -9,10 +9,10 @@ import shlex
 import shutil
 import signal
 import socket
-import sys
 
 from conftest import load_program
-from processes import checkpoints, DID, GOOD_LINES, RESUMES, ROOT, STEP, TEST, wait_until
+from processes import (checkpoints, DID, GOOD_LINES, PATIENCE, RESUMES, ROOT, STEP, TEST,
+                       wait_until)
 import psutil
 import pytest
 
@@ -37,23 +37,25 @@ def command_for(master):
 
 
 @pytest.fixture
-def submit(programs, tmp_path):
-    """Starts submit.py; what Spark writes stays in the test's directory."""
+def submit(programs, tmp_path, bare_python):
+    """Starts submit.py, without the library installed; Spark writes into the test's directory."""
     import pyspark
     home = tmp_path / 'spark-home'  # the executors of local-cluster write into Spark's own folder
     home.mkdir()
     for path in pathlib.Path(pyspark.__file__).parent.iterdir():
         (home / path.name).symlink_to(path)
-    java = f'-Djava.io.tmpdir={tmp_path}'
+    # The second and third: four of Java on this machine start in half the time.
+    java = f'-Djava.io.tmpdir={tmp_path} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC'
     env = {'SPARK_HOME': str(home), 'SPARK_LOCAL_DIRS': str(tmp_path), 'TMPDIR': str(tmp_path),
            'PYSPARK_SUBMIT_ARGS': '--conf spark.ui.enabled=false '
-                                  f'--conf spark.driver.extraJavaOptions={java} '
-                                  f'--conf spark.executor.extraJavaOptions={java} pyspark-shell'}
+                                  f'--conf "spark.driver.extraJavaOptions={java}" '
+                                  f'--conf "spark.executor.extraJavaOptions={java}" pyspark-shell'}
 
     runs = []
 
-    def start(*words):
-        runs.append(programs.start([sys.executable, 'submit.py', *words], cwd=FOLDER, env=env))
+    def start(*words, **more_env):
+        runs.append(programs.start([bare_python, 'submit.py', *words], cwd=FOLDER,
+                                   env=dict(env, **more_env)))
         return runs[-1]
 
     yield start
@@ -145,13 +147,45 @@ def test_too_few_slots(submit):
         r'^submit: Spark gave up: local\[2\] has fewer than 3 slots, one for each task$')
 
 
-def test_a_program_that_fails_each_time(submit):
-    """Each time its own line and that of its task, and in the end that of the driver."""
-    run = submit('--example=../../AGN', '--num_workers=1', '--max_attempts=2', '--', '--no_such')
+PROGRAM = """import sys, time, tfdist
+print('library', tfdist.__path__[0], *sys.argv, flush=True)
+time.sleep({})
+sys.exit('fails')
+"""
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A folder of programs that find the library and not more, which is not beside it."""
+    folder = tmp_path / 'alone' / 'example'
+    folder.mkdir(parents=True)
+    shutil.copy(str(ROOT / 'AGN' / 'tfdist.py'), str(folder))
+    for name, secs in ('ps', 10 * PATIENCE), ('worker', 0):
+        (folder / f'{name}.py').write_text(PROGRAM.format(secs), encoding='utf-8')
+    return folder
+
+
+def test_a_program_that_fails_each_time(submit, alone, tmp_path):
+    """Each time its own line and that of its task, and in the end that of the driver.
+
+    On the machine the library, which is installed here, is beside the folder, as its own.
+    """
+    shutil.copytree(str(ROOT / 'tfdist'), str(tmp_path / 'installed' / 'tfdist'))
+    run = submit(f'--example={alone}', '--num_workers=1', '--max_attempts=2', '--', '--flag',
+                 PYTHONPATH=str(tmp_path / 'installed'))
     assert run.wait() == 1
-    assert [re.sub(r'.*no_such.*', 'no_such', line) for line in run.err] == [
-        'no_such', 'submit: worker 0 ended with status 1'] * 2 + [
+    assert run.err == ['fails', 'submit: worker 0 ended with status 1'] * 2 + [
         'submit: Spark gave up: worker 0 ended with status 1'], str(run)
+    found = run.matches(r'library (?P<sent>.+)/tfdist (?P=sent)/example/(?:(?P<ps>ps)|worker).py '
+                        r'--num_threads=1(?(ps)| --flag)')
+    assert [match['ps'] for match in found].count(None) == 2, str(run)
+    assert not any(match['sent'].startswith((str(tmp_path / 'installed'), str(alone.parent)))
+                   for match in found)
+
+
+def test_a_folder_without_the_library(submit, alone):
+    submit(f'--example={alone}').fails(
+        f"^submit: No module named 'tfdist'. Put the folder tfdist .* beside {alone}, or install")
 
 
 @pytest.mark.parametrize('words, complaint', [

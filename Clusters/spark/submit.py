@@ -6,7 +6,8 @@
 
 Spark starts all tasks of such a stage at once, or none. When one fails, it ends the others and
 starts all of them again. Each makes TF_CONFIG of the addresses that the tasks tell each other, and
-runs ps.py or worker.py as it is. Flags after -- go to the workers.
+runs ps.py or worker.py as it is. Flags after -- go to the workers. The example's folder and the
+library are sent to the machines, and lie side by side there.
 """
 
 from concurrent import futures
@@ -19,7 +20,6 @@ import pathlib
 import random
 import re
 import secrets
-import shutil
 import signal
 import socket
 import socketserver
@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import zipfile
 
 from absl import app, flags
 try:
@@ -157,7 +158,7 @@ def run_task(num_ps, worker_flags, way):
         cluster.setdefault(name, []).append(address)
     env = dict(os.environ, TF_CONFIG=json.dumps({'cluster': cluster,
                                                  'task': {'type': job, 'index': index}}))
-    command = [sys.executable, os.path.join(SparkFiles.get('example'), f'{job}.py'),
+    command = [sys.executable, os.path.join(SparkFiles.get('sent'), 'example', f'{job}.py'),
                f'--num_threads={context.cpus()}']
     if job == 'ps':
         env['CUDA_VISIBLE_DEVICES'] = ''  # the GPUs are for the workers
@@ -188,6 +189,33 @@ def check(example):
     if (example / 'train.py').exists():
         sys.exit(f'submit: --example={FLAGS.example} has a train.py, which its workers serve; here '
                  'the workers train.')
+
+
+def find_library(example):
+    """Returns the path of the library, found as the programs of a folder, a path, find it.
+
+    Raises:
+      SystemExit: if they do not.
+    """
+    found = subprocess.run([sys.executable, '-c', 'import tfdist; print(tfdist.__path__[0])'],
+                           cwd=str(example), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                           universal_newlines=True, check=False)
+    if found.returncode:
+        sys.exit(f'submit: {found.stderr.splitlines()[-1]}')
+    return pathlib.Path(found.stdout.splitlines()[-1])
+
+
+def pack(archive, **folders):
+    """Writes a zip file with folders, paths by the names that they are to have in it.
+
+    What Python has compiled stays behind: it comes and goes while programs start elsewhere.
+    """
+    with zipfile.ZipFile(archive, 'w', zipfile.ZIP_DEFLATED) as packed:
+        for name, folder in folders.items():
+            for path in folder.rglob('*'):
+                inside = path.relative_to(folder)
+                if '__pycache__' not in inside.parts:
+                    packed.write(str(path), os.path.join(name, str(inside)))
 
 
 @contextlib.contextmanager
@@ -234,12 +262,13 @@ def reason(error):
     return in_python[-1] if in_python else text.splitlines()[0]
 
 
-def run(spark, example, worker_flags):
+def run(spark, example, library, worker_flags):
     """Runs the stage until it succeeds.
 
     Args:
       spark: `SparkContext`.
       example: `pathlib.Path` of the folder.
+      library: `pathlib.Path` of tfdist.
       worker_flags: list of strings.
 
     Raises:
@@ -250,8 +279,9 @@ def run(spark, example, worker_flags):
     console = Console(host, spark.getConf().get('spark.driver.bindAddress', host))
     way = console.way  # a task can be sent this, but neither the console nor the flags
     with tempfile.TemporaryDirectory() as directory, futures.ThreadPoolExecutor(1) as thread:
-        archive = shutil.make_archive(os.path.join(directory, 'example'), 'zip', str(example))
-        spark.addArchive(f'{archive}#example')
+        archive = os.path.join(directory, 'sent.zip')
+        pack(archive, example=example, tfdist=library)
+        spark.addArchive(f'{archive}#sent')
         stage = spark.parallelize(range(num_tasks), num_tasks).barrier().mapPartitions(
             lambda _: [run_task(num_ps, worker_flags, way)])
         # Spark tries a barrier stage again only if another follows. In a thread of its own, as a
@@ -280,6 +310,7 @@ def stop(signum, _):
 def main(argv):
     example = pathlib.Path(FLAGS.example).resolve()
     check(example)
+    library = find_library(example)
     worker_flags = argv[1:]
     if FLAGS.model_dir:
         worker_flags.insert(0, f'--model_dir={os.path.abspath(FLAGS.model_dir)}')
@@ -288,7 +319,7 @@ def main(argv):
     logging.getLogger('py4j').propagate = False  # it tells of each connection that it closes
     spark = start_spark(example.name, FLAGS.num_ps + FLAGS.num_workers)
     signal.signal(signal.SIGINT, stop)  # PySpark has set its own
-    run(spark, example, worker_flags)
+    run(spark, example, library, worker_flags)
 
 
 def _parse_flags(argv):
