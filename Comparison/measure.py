@@ -3,7 +3,7 @@
     python Comparison/measure.py AGN
     python Comparison/measure.py --workers=4 --seeds=3 AGN -- --communication_window=50
     python Comparison/measure.py --readmes              the tables of all READMEs again, in place
-    python Comparison/measure.py --readmes AGN HogWild  those of some folders
+    python Comparison/measure.py --readmes AGN HogWild  those of some folders, or of a page of docs
 
 What follows -- are flags of the example. The row: test accuracy, mean and standard deviation over
 the seeds; local steps/s of all workers together, median; staleness, the mean of all updates and the
@@ -23,7 +23,7 @@ import sys
 import time
 
 import bench
-from examples import Example, examples
+from examples import Example
 import readmes
 from runs import ROOT, Run
 
@@ -121,18 +121,33 @@ def job(words, table, seeds):
                lambda: [dict(zip(HEADER, measured(options)))])
 
 
-def jobs_of(folder, seeds):
+def _page(folder):
+    return ROOT / folder if folder.endswith('.md') else ROOT / folder / 'README.md'
+
+
+def pages(names):
+    """Returns paths below ROOT, a list of strings: of all READMEs, or of those that are named.
+
+    Args:
+      names: list of strings, files and folders.
+    """
+    found = [path.relative_to(ROOT) for path in [*ROOT.glob('*.md'), *ROOT.glob('[!.]*/*.md')]]
+    return sorted(str(path) for path in found
+                  if not names or str(path) in names or str(path.parent) in names)
+
+
+def jobs_of(page, seeds):
     """Returns the jobs for the tables of a README, a dict of `Job` by their commands.
 
     Says which tables it has none for.
     """
     found = {}
-    for table in readmes.tables((ROOT / folder / 'README.md').read_text(encoding='utf-8')):
+    for table in readmes.tables((ROOT / page).read_text(encoding='utf-8')):
         try:
             found.update({words: job(words, table, seeds)
                           for words in readmes.commands(table.block)})
         except ValueError as error:
-            print(f'{folder}, line {table.line}: {error}; left alone', flush=True)
+            print(f'{page}, line {table.line}: {error}; left alone', flush=True)
     return found
 
 
@@ -144,39 +159,41 @@ def versions():
     return said.strip(), '{}.{}'.format(*sys.version_info)
 
 
-def renew(folders, seeds):
+def renew(names, seeds):
     """Measures the tables of READMEs again, and writes each README when all its rows are there.
 
     Args:
-      folders: list of strings, '.' for the README of the collection.
+      names: list of strings, folders and files; empty for all.
       seeds: int, for all commands; None: as they say.
 
     Raises:
       SystemExit: if it is stopped; that says how to go on.
     """
-    jobs = {folder: jobs_of(folder, seeds) for folder in folders}
+    jobs = {page: jobs_of(page, seeds) for page in pages(names)}
+    left = [page for page, own in jobs.items() if own]
     every = {words: each for own in jobs.values() for words, each in own.items()}
     print(f'{sum(each.runs for each in every.values())} runs for {len(every)} rows or tables, '
           f'about {sum(each.seconds for each in every.values()) / 60:.0f} minutes', flush=True)
     rows, where = {}, versions()
-    for i, folder in enumerate(folders):
+    while left:
+        page = left[0]
         try:
-            for words in jobs[folder]:
-                if words not in rows:
+            for words in jobs[page]:
+                if words not in rows:  # some stand in several READMEs
                     print(f'{len(rows) + 1} of {len(every)}: python {" ".join(words)}', flush=True)
                     rows[words] = _rows_or_none(every[words])
         except KeyboardInterrupt:
             sys.exit('Stopped. This goes on: python Comparison/measure.py --readmes '
-                     + ' '.join(folders[i:]))
-        path = ROOT / folder / 'README.md'  # read it again: it may have been edited meanwhile
-        text, remarks = readmes.renewed(path.read_text(encoding='utf-8'), rows.get)
-        for remark in remarks:
-            print(f'{folder}, {remark}', flush=True)
-        if any(rows[words] for words in jobs[folder]):
+                     + ' '.join(left))
+        # It is read again: somebody may have edited it meanwhile.
+        text, remarks = readmes.renewed((ROOT / page).read_text(encoding='utf-8'), rows.get)
+        if any(rows[words] for words in jobs[page]):
             text = readmes.dated(text, time.strftime('%Y-%m-%d'), os.cpu_count(), *where)
-            part = path.with_suffix('.part')
+            part = (ROOT / page).with_suffix('.part')
             part.write_text(text, encoding='utf-8')
-            os.replace(str(part), str(path))
+            os.replace(str(part), str(ROOT / page))
+        print('\n'.join(f'{page}, {remark}' for remark in [*remarks, 'done']), flush=True)
+        del left[0]
 
 
 def _rows_or_none(each):
@@ -191,7 +208,7 @@ def main():
     """Measures, and prints the table, or writes tables."""
     options = parse(sys.argv[1:])
     if options.readmes:
-        renew(options.folders or ['.', *(example.name for example in examples())], options.seeds)
+        renew(options.folders, options.seeds)
         return
     load = os.getloadavg()[0]
     cells = measured(options)
