@@ -54,10 +54,10 @@ def parse(words):
                         help='measure the tables of the READMEs again, those of the folders or '
                         'all; with --seeds otherwise than their commands say')
     options = parser.parse_args(own, argparse.Namespace(flags=flags))
-    if not options.readmes:
-        if len(options.folders) != 1:
-            parser.error('one folder at a time')
-        options.seeds = options.seeds or SEEDS
+    if not options.readmes and len(options.folders) != 1:
+        parser.error('one folder at a time')
+    if options.seeds is None and not options.readmes:
+        options.seeds = SEEDS
     if options.seeds is not None and options.seeds < 1:
         parser.error('without a seed there is nothing to measure')
     return options

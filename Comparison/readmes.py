@@ -85,7 +85,7 @@ class Table:
         Args:
           lines: list of strings.
           block: slice.
-          begin: int; no table begins there if there is none.
+          begin: int.
         """
         self.block = '\n'.join(lines[block])
         self.line = block.start + 1
@@ -98,10 +98,8 @@ class Table:
         """Returns the names of all columns, and of those that say what was run.
 
         Raises:
-          ValueError: if there is no table, or none for a new row, a dict of cells by column.
+          ValueError: if it is no table for a new row, a dict of cells by column.
         """
-        if not self._lines:
-            raise ValueError('there is no table')
         names = cells(self._lines[0])
         for keys in KEYS:
             if set(keys) <= set(names) & set(new):
@@ -148,7 +146,7 @@ class Table:
 
 
 def tables(text):
-    """Returns a list of the `Table`s of a README, a string: one for each block that measures."""
+    """Returns a list of the `Table`s of a README, a string, that have a block which measures."""
     lines, blocks, begin = text.split('\n'), [], None
     for i, line in enumerate(lines + ['the end']):
         if line.startswith('    '):
@@ -165,14 +163,14 @@ def tables(text):
         if begin is None:
             begin = next((i for i in range(block.stop, len(lines))
                           if lines[i].startswith(('|', '#'))), len(lines))
-            if begin in above.values():
-                begin = len(lines)  # it is another block's
-        found.append(Table(lines, block, begin))
+        own = begin == above[block.start] or begin not in above.values()  # not another block's
+        if own and begin < len(lines) and lines[begin].startswith('|'):
+            found.append(Table(lines, block, begin))
     return found
 
 
 def _begin_above(lines, i):
-    """Returns the first line of the table that ends right above line i, or None."""
+    """Returns the number of the first line of a table that ends right above line i, or None."""
     while i and not lines[i - 1]:
         i -= 1
     end = i

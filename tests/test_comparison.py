@@ -239,7 +239,7 @@ def tasks(program):
             found.append(' '.join(process.cmdline()))
         except psutil.NoSuchProcess:
             pass  # it ended meanwhile
-    return [line for line in found if re.search(r'/(run\.sh|ps\.py|worker\.py)\b', line)]
+    return [line for line in found if re.search(r'/(tfdist|ps|worker)\.py\b', line)]
 
 
 def test_a_stop_ends_the_run_under_way(programs, tmp_path):
@@ -247,7 +247,7 @@ def test_a_stop_ends_the_run_under_way(programs, tmp_path):
     program = programs.start([sys.executable, ROOT / 'Comparison' / 'compare.py', '--quick',
                               '--only=HogWild', f'--results_dir={path}'])
     wait_until(lambda: len(report.read(path / 'results.csv')) == 1 or not program.running, program)
-    wait_until(lambda: len(tasks(program)) == 4, program)  # run.sh, a ps and two workers
+    wait_until(lambda: len(tasks(program)) == 4, program)  # the launcher, a ps and two workers
     program.send(15)
     assert program.wait() == 1 and 'goes on from there' in program.err[-1]
     assert not tasks(program)
