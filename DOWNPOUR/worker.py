@@ -41,9 +41,9 @@ class Scheme(seam.Seam):
     Attributes:
       pulls: list of lists of tensors, of each pull in a run. `pull` is the first of them; run by
         itself, it reads what is to be fed to the others, too.
-      pushes: list of pairs of `pushed` and `push`, of each push in a run. The attributes of these
-        names are all of them together; 'staleness' is a vector. A push comes after the one before
-        it: to run it alone, feed the 'global_step' of that one.
+      pushes: list of triples, of each push in a run: `pushed`, the same when it is on the ps and the
+        pushes before it are done, and `push`. To run one by itself, feed the second. The attributes
+        of these names are all of them together; 'staleness' is a vector.
     """
 
     @staticmethod
@@ -68,24 +68,23 @@ class Scheme(seam.Seam):
             x = exchange.add(x, gradients, -hparams.learning_rate)
             if (t + 1) % hparams.n_push == 0:
                 arrived = transfer.to_ps(a, variables)
-                # The device is that where the step size is wanted.
-                with tf.control_dependencies(last_step), tf.device(global_step.device):
+                with tf.control_dependencies(last_step):
+                    arrived = exchange.arrive(arrived, variables)
+                with tf.device(global_step.device):  # that is where the step size is wanted
                     push = adagrad.apply_gradients(zip(arrived, variables))
                 with tf.control_dependencies([push]):
                     push = exchange.count(global_step, step_read)
                 push['staleness'] -= len(self.pushes) - pushes_before  # this worker's own
-                self.pushes.append((a, push))
-                # A tensor that is fed has an op that runs all the same, if others wait for it. For
-                # one that reads the tensor, they wait as long as for the tensor.
-                last_step = [tf.identity(push['global_step'])]
+                self.pushes.append((a, arrived, push))
+                last_step = [push['global_step']]
                 a = zeros
             losses.append(loss)
             accuracies.append(accuracy)
         self.pull = self.pulls[0]
         self.computed = {'loss': exchange.mean(losses), 'accuracy': exchange.mean(accuracies)}
-        self.pushed = [tensor for pushed, _ in self.pushes for tensor in pushed]
-        self.push = {'global_step': self.pushes[-1][1]['global_step'],
-                     'staleness': tf.stack([push['staleness'] for _, push in self.pushes])}
+        self.pushed = [tensor for pushed, _, _ in self.pushes for tensor in pushed]
+        self.push = {'global_step': last_step[0],
+                     'staleness': tf.stack([push['staleness'] for _, _, push in self.pushes])}
 
 
 def main(_):

@@ -18,16 +18,21 @@ FOLDERS = sorted(path.parent.name for path in ROOT.glob('*/worker.py')
                  if 'class Scheme(' in path.read_text(encoding='utf-8'))
 # By what a scheme becomes another one, besides its own defaults.
 MODES = {
-    'DC-ASGD': [dict(variance='adaptive'), dict(variance='adaptive', first_square=True)],
+    'DC-ASGD': [dict(variance='adaptive', lambda_0=0.125),
+                dict(variance='adaptive', lambda_0=0.125, first_square=True)],
     'Distributed-MNIST': [dict(is_sync=True)],
     'DynSGD': [dict(constant=True)],
     'Ring-AllReduce': [dict(implementation='collective')],
-    'Synchronous-SGD': [dict(scale_learning_rate=True, warmup_steps=2)],
 }
-CASES = [pytest.param(folder, changes, id='-'.join([folder, *map(str, changes)]))
-           for folder in FOLDERS for changes in [{}, *MODES.get(folder, [])]]
-SYNCHRONOUS = {'Synchronous-SGD': {}, 'Synchronous-SGD-different-learning-rates': {}, 'SAGN': {},
-               'Local-SGD': {}, 'Distributed-MNIST': dict(is_sync=True)}
+SYNCHRONOUS = {'Local-SGD', 'SAGN', 'Synchronous-SGD', 'Synchronous-SGD-different-learning-rates'}
+CASES, AT_ONCE, ONE_BY_ONE = [], [], []
+for name in FOLDERS:
+    for different in [{}, *MODES.get(name, [])]:
+        CASES.append(pytest.param(name, different, id='-'.join([name, *different])))
+        if name in SYNCHRONOUS or 'is_sync' in different:
+            AT_ONCE.append(CASES[-1])
+        elif name != 'Ring-AllReduce':
+            ONE_BY_ONE.append(CASES[-1])
 WINDOW = 2
 RATE = 0.25
 
@@ -52,13 +57,15 @@ class Player:
     """One scheme in a session of its own, which plays any number of workers.
 
     Attributes:
-      scheme: the Scheme, of task 0.
+      schemes: list of Schemes in its graph, of task 0 and so on.
+      scheme: the first of them, which plays.
       variables: the center.
       ran: how many batches have been computed on.
       own: list, for each worker the values of the scheme's `own` variables.
     """
 
-    def __init__(self, folder, ms=(0.,), start=(8.,), dtypes=(tf.float32,), **changes):
+    def __init__(self, folder, ms=(0.,), start=(8.,), dtypes=(tf.float32,), num_schemes=1,
+                 squares=None, **changes):
         """Makes the graph.
 
         Args:
@@ -66,19 +73,25 @@ class Player:
           ms: the optimum of each worker, and so how many there are.
           start: values at which the variables start.
           dtypes: of the variables, in turn.
+          num_schemes: int, how many schemes to make.
+          squares: function of the variables' values that returns those whose half squares are the
+            loss; by default the values themselves.
           **changes: of the hyperparameters.
         """
         program = load_program(folder)
         hparams = type('', (), defaults(folder, **changes))
-        self.ran, self._ms = 0, ms
+        self.ran, self._ms, self._squares = 0, ms, squares or (lambda values: values)
         with tf.Graph().as_default() as graph:
             global_step = tf.train.get_or_create_global_step()
             self.variables = [
                 tf.get_variable(f'x{i}', initializer=tf.constant(value, dtypes[i % len(dtypes)]))
                 for i, value in enumerate(start)]
-            self._m = tf.placeholder_with_default(ms[0], [])
-            self.scheme = program.Scheme(self._loss_at, self.variables, global_step, hparams, 0,
-                                         len(ms))
+            self._played = tf.placeholder_with_default(tf.constant(ms[0], tf.float32), [])
+            self.schemes = [
+                program.Scheme(functools.partial(self._loss_at, m), self.variables, global_step,
+                               hparams, i, len(ms))
+                for i, m in enumerate([self._played, *ms[1:num_schemes]])]
+            self.scheme = self.schemes[0]
             self.state = tf.global_variables()
             initialize = tf.global_variables_initializer(), tf.local_variables_initializer()
         self.session = tf.Session(graph=graph)
@@ -86,15 +99,22 @@ class Player:
             self.session.run(op)
         self.own = [self.session.run(self.scheme.own) for _ in ms]
 
-    def _loss_at(self, values):
+    def _loss_at(self, m, values):
         def count(m):
             self.ran += 1
             return m
 
-        m = tf.py_func(count, [self._m], tf.float32)
+        m = tf.py_func(count, [m], tf.float32)
         m.set_shape([])
-        losses = [tf.reduce_sum(tf.square(value - tf.cast(m, value.dtype))) / 2 for value in values]
+        losses = [tf.reduce_sum(tf.square(value - tf.cast(m, value.dtype))) / 2
+                  for value in self._squares(values)]
         return sum(tf.cast(loss, tf.float32) for loss in losses), tf.constant(0.)
+
+    def join(self):
+        """All schemes begin to train, as their programs would."""
+        for scheme in self.schemes:
+            for hook in scheme.hooks:
+                hook.after_create_session(self.session, None)
 
     def close(self):
         self.session.close()
@@ -111,7 +131,7 @@ class Player:
         self._put(worker)
         result = self.session.run(
             [self.scheme.pushed, self.scheme.computed],
-            {self._m: self._ms[worker], **feed(self.scheme.pull, pulled)})
+            {self._played: self._ms[worker], **feed(self.scheme.pull, pulled)})
         self._take(worker)
         return result
 
@@ -129,6 +149,8 @@ class Player:
         fed.update(feed(scheme.stamps, [pulled[0] if stamp is None else stamp] * len(scheme.stamps)))
         if hasattr(scheme, 'sums'):
             fed.update(feed(scheme.sums, sums or pushed))
+        if hasattr(scheme, 'gate'):
+            fed[scheme.gate.worker] = worker
         self._put(worker)
         result = self.session.run(scheme.push, fed)
         self._take(worker)
@@ -255,3 +277,326 @@ def test_staleness_comes_out_as_driven(player, folder, changes):
     assert [result['global_step'] for result in figures] == [1, 2, 3]
     if 'staleness' in figures[0]:
         assert [np.ravel(result['staleness']).tolist() for result in figures] == [[0], [1], [2]]
+
+
+# Many workers in one session: all that they do is known from the equations.
+
+def single(number):
+    """Returns a number as TensorFlow's optimizers have it: they round it to float32."""
+    return float(np.float32(number))
+
+
+class Sgd:
+    """The rule of a scheme, in numpy: plain SGD. Others differ from it in a line or two.
+
+    Attributes:
+      center: vector of float64.
+    """
+
+    constant, variance, lambda_0, first_square = False, 'constant', 0.04, False
+
+    def __init__(self, center, num_workers, **changes):
+        """Begins at `center`; `changes` are of the hyperparameters."""
+        self.center, self.num_workers = center, num_workers
+        vars(self).update(changes)
+        self.own = [self.at_first() for _ in range(num_workers)]
+
+    def at_first(self):
+        """Returns what a worker keeps."""
+
+    def compute(self, worker, pulled, m):
+        """Returns what a worker pushes that has pulled `pulled`."""
+        return pulled - m
+
+    def push(self, worker, pulled, pushed, staleness):
+        """Brings the center up to date with what a worker pushes, or with the mean of several."""
+        self.center = self.center - RATE * pushed
+
+    def window(self, x, m):
+        """Returns the sum of the gradients of a window of local steps from x."""
+        total = 0
+        for _ in range(WINDOW):
+            total += x - m
+            x = x - RATE * (x - m)
+        return total
+
+
+class Sum(Sgd):
+    def compute(self, worker, pulled, m):
+        return self.window(pulled, m)
+
+
+class Mean(Sgd):
+    def compute(self, worker, pulled, m):
+        return self.window(pulled, m) / WINDOW
+
+
+class LessIfStale(Sum):
+    def push(self, worker, pulled, pushed, staleness):
+        divisor = self.num_workers if self.constant else staleness + 1
+        self.center = self.center - RATE * pushed / divisor
+
+
+class Adagrad(Sum):
+    squares = single(0.1)
+
+    def push(self, worker, pulled, pushed, staleness):
+        self.squares = self.squares + pushed ** 2
+        self.center = self.center - single(0.05) * pushed / np.sqrt(self.squares)
+
+
+class Adam(Sgd):
+    mean = square = 0
+    powers = 1
+
+    def push(self, worker, pulled, pushed, staleness):
+        betas = np.float32([0.9, 0.999])
+        self.powers = self.powers * betas  # float32, too
+        (beta_1, beta_2), powers = betas.astype(float), self.powers.astype(float)
+        self.mean = beta_1 * self.mean + (1 - beta_1) * pushed
+        self.square = beta_2 * self.square + (1 - beta_2) * pushed ** 2
+        rate = RATE * np.sqrt(1 - powers[1]) / (1 - powers[0])
+        self.center = self.center - rate * self.mean / (np.sqrt(self.square) + single(1e-8))
+
+
+class DelayCompensated(Sgd):
+    def at_first(self):
+        return 0 * self.center
+
+    def push(self, worker, pulled, pushed, staleness):
+        lambda_, square = self.lambda_0, pushed ** 2
+        if self.variance == 'adaptive':
+            mean = 0.95 * self.own[worker] + 0.05 * square
+            if self.first_square:
+                mean = np.where(self.own[worker] == 0, square, mean)
+            self.own[worker] = mean
+            lambda_ /= np.sqrt(mean + 1e-10)
+        correction = lambda_ * square * (self.center - pulled)
+        self.center = self.center - RATE * (pushed + correction)
+
+
+class Elastic(Sgd):
+    momentum = 0
+
+    def at_first(self):
+        return self.center, 0 * self.center
+
+    def compute(self, worker, pulled, m):
+        x, u = self.own[worker]
+        elastic = 0.9 / self.num_workers * (x - pulled)
+        y, x = x, x - elastic
+        for _ in range(WINDOW):
+            u = self.momentum * u - RATE * (y + self.momentum * u - m)
+            x = y = x + u
+        self.own[worker] = x, u
+        return elastic
+
+    def push(self, worker, pulled, pushed, staleness):
+        self.center = self.center + pushed
+
+
+class ElasticWithMomentum(Elastic):
+    momentum = 0.9
+
+
+RULES = {
+    'AEAMSGD': ElasticWithMomentum, 'AEASGD': Elastic, 'AGN': Mean, 'DC-ASGD': DelayCompensated,
+    'DOWNPOUR': Adagrad, 'DOWNPOUR-Easy': Sum, 'Distributed-MNIST': Adam, 'Distributed-Setup': Sgd,
+    'DynSGD': LessIfStale, 'Elastic-Workers': Sgd, 'HogWild': Sgd, 'Local-SGD': Sum,
+    'Parameter-Placement': Sgd, 'Ring-AllReduce': Sgd, 'SAGN': Mean, 'SSP': Sgd,
+    'Synchronous-SGD': Sgd, 'Synchronous-SGD-different-learning-rates': Sgd, 'Work-Queue': Sgd,
+}
+START = [1., [0.5, -1.]]
+
+
+def flat(values):
+    """Returns arrays as one vector of float64."""
+    return np.concatenate([np.ravel(value) for value in values]).astype(float)
+
+
+def test_all_schemes_have_a_rule():
+    assert sorted(RULES) == FOLDERS
+
+
+@pytest.mark.parametrize('folder, changes', ONE_BY_ONE)
+def test_one_by_one(player, folder, changes):
+    """Five workers pull and push in any order."""
+    random = np.random.RandomState(1)
+    ms = random.randint(-8, 8, size=5) / 4
+    played = player(folder, ms, START, [tf.float64], **changes)
+    rule = RULES[folder](flat(played.center()), len(ms), **changes)
+    under_way, late = {}, 0
+    for _ in range(60):
+        worker = random.randint(len(ms))
+        if worker not in under_way:
+            pulled = played.pull()
+            under_way[worker] = (pulled, played.compute(worker, pulled)[0], flat(pulled[1:]),
+                                 rule.compute(worker, flat(pulled[1:]), ms[worker]))
+            continue
+        pulled, pushed, *theirs = under_way.pop(worker)
+        figures = played.push(worker, pulled, pushed)
+        staleness = figures['global_step'] - 1 - pulled[0]
+        late = max(late, staleness)
+        rule.push(worker, *theirs, staleness)
+        assert flat(played.center()) == pytest.approx(rule.center, rel=1e-9, abs=1e-9)
+    assert late >= 4
+    assert abs(rule.center - flat(START)).min() > 0.01
+
+
+@pytest.mark.parametrize('needed', [8, 6])
+@pytest.mark.parametrize('folder, changes', AT_ONCE)
+def test_all_at_once(player, folder, changes, needed):
+    """Eight workers push in any order, and enough complete a step; who comes later is dropped."""
+    random = np.random.RandomState(1)
+    ms = random.randint(-8, 8, size=8) / 4
+    played = player(folder, ms, START, [tf.float64], replicas_to_aggregate=needed, **changes)
+    rule = RULES[folder](flat(played.center()), len(ms))
+    late = []
+    for step in range(4):
+        pulled = played.pull()
+        assert pulled[0] == step
+        computed = [(worker, played.compute(worker, pulled)[0]) for worker in range(8)]
+        for worker, pushed in late:
+            assert played.push(worker, pulled, pushed, stamp=step - 1)['dropped'] == 1
+        random.shuffle(computed)
+        in_time, late = computed[:needed], computed[needed:]
+        for worker, pushed in in_time:
+            assert played.push(worker, pulled, pushed)['dropped'] == 0
+        assert (flat(played.center()) == flat(pulled[1:])).all(), 'not before all are there'
+        assert played.session.run(played.scheme.complete) == step + 1
+        center = rule.center
+        rule.push(None, None, np.mean([rule.compute(worker, center, ms[worker])
+                                       for worker, _ in in_time], axis=0), None)
+        assert flat(played.center()) == pytest.approx(rule.center, rel=1e-9, abs=1e-9)
+        for worker, pushed in late:
+            assert played.push(worker, pulled, pushed)['dropped'] == 1
+    assert abs(rule.center - flat(START)).min() > 0.01
+
+
+@pytest.mark.parametrize('implementation', ['ring', 'collective'])
+def test_a_ring_of_many(player, implementation):
+    ms = np.random.RandomState(1).randint(-8, 8, size=8) / 4
+    played = player('Ring-AllReduce', ms, START, [tf.float64], implementation=implementation)
+    rule = Sgd(flat(played.center()), len(ms))
+    for step in range(1, 5):
+        assert [figures['global_step'] for figures in played.together()] == [step] * 8
+        rule.push(None, None, np.mean([rule.center - m for m in ms], axis=0), None)
+        assert flat(played.center()) == pytest.approx(rule.center, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize('folder, changes', AT_ONCE)
+def test_two_schemes_in_one_graph(player, folder, changes):
+    """Each is a worker; they train in one run."""
+    ms = 0., 4.
+    played = player(folder, ms, START, [tf.float64], num_schemes=2, **changes)
+    played.join()
+    rule = RULES[folder](flat(played.center()), 2)
+    for step in 1, 2:
+        results = played.session.run([scheme.train_op for scheme in played.schemes])
+        assert [(result['global_step'], result['dropped']) for result in results] == [(step, 0)] * 2
+        center = rule.center
+        rule.push(None, None, np.mean([rule.compute(None, center, m) for m in ms], axis=0), None)
+        assert flat(played.center()) == pytest.approx(rule.center, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize('n_fetch, n_push', [(2, 2), (2, 1), (1, 2), (4, 1), (2, 4), (2, 3), (3, 2)])
+def test_downpour_pull_by_pull_and_push_by_push(player, n_fetch, n_push):
+    """After each of them the others push: that is what the staleness counts."""
+    played = player('DOWNPOUR', [0.5], START, [tf.float64], n_fetch=n_fetch, n_push=n_push)
+    scheme, session = played.scheme, played.session
+    pulls, pushes, fed = iter(scheme.pulls), iter(scheme.pushes), {}
+    rule = Adagrad(flat(played.center()), 1)
+    a = others = 0
+
+    def others_push():
+        rule.center += 0.25
+        for variable in played.variables:
+            variable.load(session.run(variable) + 0.25, session)
+        played.state[0].load(session.run(played.state[0]) + 1, session)
+
+    for t in range(scheme.local_steps(type('', (), dict(n_fetch=n_fetch, n_push=n_push)))):
+        if t % n_fetch == 0:
+            x, others = rule.center.copy(), 0
+            fed.update(feed(next(pulls), played.pull()))
+            others_push()
+            others += 1
+        a, x = a + (x - 0.5), x - RATE * (x - 0.5)
+        if (t + 1) % n_push == 0:
+            pushed, arrived, push = next(pushes)
+            values = session.run(pushed, fed)
+            assert flat(values) == pytest.approx(a, rel=1e-9, abs=1e-9)
+            assert flat(played.center()) == pytest.approx(rule.center, rel=1e-9, abs=1e-9)
+            played.ran = 0
+            figures = session.run(push, {**fed, **feed(arrived, values)})
+            assert played.ran == 0
+            rule.push(None, None, a, None)
+            assert flat(played.center()) == pytest.approx(rule.center, rel=1e-9, abs=1e-9)
+            assert figures == {'global_step': session.run(played.state[0]), 'staleness': others}
+            a = 0
+            others_push()
+            others += 1
+    assert next(pulls, None) is next(pushes, None) is None
+
+
+def test_ssp_clocks_of_many(player):
+    played = player('SSP', [0.] * 3, staleness_bound=1)
+    session, gate = played.session, played.scheme.gate
+
+    def held():
+        """Returns for each worker those who hold it back."""
+        clocks = session.run(gate.clocks)
+        return [np.flatnonzero(gate.holds(clocks, worker)).tolist() for worker in range(3)]
+
+    for worker in range(3):
+        assert session.run(gate.clocks)[worker] == gate.ABSENT
+        session.run(gate.join, {gate.worker: worker})
+    for worker in 2, 2, 1:
+        assert not held()[worker]
+        played.step(worker)
+    assert session.run(gate.clocks).tolist() == [0, 1, 2]
+    assert held() == [[], [], [0]]
+    session.run(gate.leave, {gate.worker: 0})
+    assert held()[1:] == [[], []]
+    session.run(gate.join, {gate.worker: 0})
+    assert session.run(gate.clocks).tolist() == [1, 1, 2]
+
+
+# Variables of any kind.
+
+def train(played, steps=2):
+    """Trains a player of one worker as its program would."""
+    played.join()
+    for _ in range(steps):
+        played.session.run(played.scheme.train_op)
+
+
+@pytest.mark.parametrize('folder, changes', CASES)
+def test_gradients_of_a_few_rows_and_of_nothing(player, folder, changes):
+    """One variable is not in the loss, of the other the rows 0 and 2, and 2 twice."""
+    start = [1., [[0.75, -1.], [2., 3.], [1., 2.]]]
+    whole, played = [
+        player(folder, [0.5], start, squares=lambda values: [tf.gather(values[1], [0, 2, 2])],
+               **changes) for _ in range(2)]
+    train(whole)
+    for _ in range(2):
+        (played.together if is_together(played.scheme) else lambda: played.step(0))()
+    for value, same in zip(whole.center(), played.center()):
+        assert value == pytest.approx(same, rel=1e-6)
+    unused, rows = played.center()
+    assert unused == 1 and rows[1].tolist() == [2, 3]
+    assert (rows[[0, 2]] != np.array(start[1])[[0, 2]]).all()
+
+
+@pytest.mark.parametrize('dtypes, tolerance', [
+    pytest.param([tf.float64], 1e-9, id='float64'),
+    pytest.param([tf.float32, tf.float64], 1e-6, id='mixed'),
+    pytest.param([tf.float16], 1e-2, id='float16')])
+@pytest.mark.parametrize('folder, changes', CASES)
+def test_dtypes(player, folder, changes, dtypes, tolerance):
+    played = player(folder, [0.5], [1., [2., -1.], [[3.]]], dtypes, **changes)
+    rule = RULES[folder](flat(played.center()), 1, **changes)
+    train(played, 3)
+    for _ in range(3):
+        center = rule.center
+        rule.push(0, center, rule.compute(0, center, 0.5), 0)
+    assert flat(played.center()) == pytest.approx(rule.center, rel=tolerance, abs=tolerance)

@@ -18,10 +18,18 @@ One scheme in one session can play any number of workers so: what is one worker'
 is fed, and in `own`, to be read after each of these runs and put back before the next.
 """
 
+from tfdist.quiet import tf
+
 
 def feed(tensors, values):
     """Returns a feed for `tf.Session.run`: each of a list of tensors has one of the values."""
-    return dict(zip(tensors, values))
+    fed = {}
+    for tensor, value in zip(tensors, values):
+        if isinstance(tensor, tf.IndexedSlices):  # their dense shape is known, and may not be fed
+            fed.update({tensor.values: value.values, tensor.indices: value.indices})
+        else:
+            fed[tensor] = value
+    return fed
 
 
 class Seam:
