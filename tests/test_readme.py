@@ -88,6 +88,24 @@ def test_flags(readme):
         assert len(named & known) > 3
 
 
+@pytest.mark.parametrize('readme', READMES, ids=name_of)
+def test_names_of_the_code(readme):
+    """Files that are named are there, and so is what is named of a module of the library."""
+    spans = re.findall(r'`([^`\n]+)`', re.sub(r'```.*?```', '', text_of(readme), flags=re.DOTALL))
+    named = {path for span in spans for path in re.findall(r'[\w./-]+\.(?:py|sh)\b', span)}
+    # The page has the first one itself; the second one is of TensorFlow.
+    for path in named - {'by_hand.py', 'cifar10_multi_gpu_train.py'}:
+        places = {readme.parent, ROOT, *(model.parent for model in ROOT.glob('*/model.py')),
+                  *(cluster.parent for cluster in CLUSTERS)}
+        assert any((place / path).is_file() for place in places), path
+    for span in spans:
+        for module, name in re.findall(r'(?<![\w./])(\w+)\.(\w+)', span):
+            path = ROOT / 'tfdist' / f'{module}.py'
+            if path.exists() and name not in ('py', 'json'):
+                assert re.search(rf'^ *(?:def|class) {name}\b|^{name} =', text_of(path),
+                                 re.MULTILINE), span
+
+
 def opens_ports(folder):
     """Returns whether a folder's programs or notebooks start servers."""
     return any('.train.Server(' in text_of(path)
