@@ -16,7 +16,8 @@ import model
 FLAGS = flags.FLAGS
 training_flags.define(train_steps=3000, learning_rate=0.1, counted='updates of the variables',
                       straggler=False)
-FLAGS.set_default('num_threads', 1)
+flags.DEFINE_integer('num_threads', 1, "threads in each of TensorFlow's two pools; 0: one per core",
+                     lower_bound=0)
 
 
 def sgd(loss, accuracy, variables, global_step, learning_rate):

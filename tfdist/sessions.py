@@ -3,9 +3,11 @@
 import contextlib
 import sys
 
+from absl import flags
 from tfdist import notes, traffic
 from tfdist.quiet import tf
-from tfdist.task_flags import FLAGS
+
+FLAGS = flags.FLAGS  # those of task_flags, too: a program that asks for a `config` has them
 
 
 def config(**options):
