@@ -13,7 +13,6 @@ from absl import flags
 from tfdist import checkpoints, console, report, sessions
 from tfdist.quiet import tf
 
-import model
 import towers
 
 FLAGS = flags.FLAGS
@@ -80,16 +79,9 @@ def train(runs, take, train_steps, step, coord):
 def main(_):
     devices, options, words = towers.find_devices(FLAGS.num_gpus)
     tf.set_random_seed(FLAGS.seed)
-    arrays = model.load()
+    global_step, tower_list, test_accuracy = towers.build(devices, towers.local_placement)
     with tf.device('/device:CPU:0'):
-        global_step = tf.train.get_or_create_global_step()
-        batches = model.train_batches(arrays, FLAGS.batch_size, range(len(devices)), len(devices),
-                                      FLAGS.seed)
-        tower_list = towers.build_towers(model.loss_and_accuracy, batches, devices,
-                                         towers.local_placement)
         steps = make_steps(tower_list, global_step, FLAGS)
-        with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-            _, test_accuracy = model.loss_and_accuracy(*model.test_set(arrays))
 
     past_the_hooks = [sessions.PastTheHooks(step, test=None if i else test_accuracy)
                       for i, step in enumerate(steps)]

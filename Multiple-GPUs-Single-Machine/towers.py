@@ -113,6 +113,31 @@ def decayed_learning_rate(hparams, global_step):
                                           hparams.decay_steps, hparams.decay_rate)
 
 
+def build(devices, placement, task_index=0, num_workers=1):
+    """Builds the towers of a process as the flags say, and a test of the network.
+
+    Args:
+      devices: list of strings, one for each tower.
+      placement: function of a device that returns what `tf.device` takes.
+      task_index: int, which of the processes that have towers this is.
+      num_workers: int, how many these are.
+
+    Returns:
+      The global step; list of `Tower`, each on a shard of its own of the examples; and the accuracy
+      on the test set, a float32 scalar tensor.
+    """
+    arrays = model.load()
+    shards = [task_index * len(devices) + k for k in range(len(devices))]
+    with tf.device(placement('/device:CPU:0')):
+        global_step = tf.train.get_or_create_global_step()
+        batches = model.train_batches(arrays, FLAGS.batch_size, shards, num_workers * len(devices),
+                                      FLAGS.seed)
+        towers = build_towers(model.loss_and_accuracy, batches, devices, placement)
+        with tf.variable_scope(tf.get_variable_scope(), reuse=True):
+            _, test_accuracy = model.loss_and_accuracy(*model.test_set(arrays))
+    return global_step, towers, test_accuracy
+
+
 def make_step(towers, global_step, hparams):
     """Makes one synchronous step of all towers.
 
@@ -161,15 +186,9 @@ def summary_hooks(towers, model_dir):
 def main(_):
     devices, options, words = find_devices(FLAGS.num_gpus)
     tf.set_random_seed(FLAGS.seed)
-    arrays = model.load()
+    global_step, towers, test_accuracy = build(devices, local_placement)
     with tf.device('/device:CPU:0'):
-        global_step = tf.train.get_or_create_global_step()
-        batches = model.train_batches(arrays, FLAGS.batch_size, range(len(devices)), len(devices),
-                                      FLAGS.seed)
-        towers = build_towers(model.loss_and_accuracy, batches, devices, local_placement)
         train_op = make_step(towers, global_step, FLAGS)
-        with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-            _, test_accuracy = model.loss_and_accuracy(*model.test_set(arrays))
 
     past_the_hooks = sessions.PastTheHooks(train_op, test=test_accuracy)
     checkpoints.check_model_dir(FLAGS.model_dir)

@@ -13,7 +13,6 @@ from absl import flags
 from tfdist import checkpoints, cluster, console, ending, liveness, report, sessions
 from tfdist.quiet import tf
 
-import model
 import towers
 
 FLAGS = flags.FLAGS
@@ -42,17 +41,10 @@ def train(_):
     server = tf.train.Server(cluster_spec, 'worker', task_index, config=config)
 
     tf.set_random_seed(FLAGS.seed)
-    arrays = model.load()
     place = placement(cluster_spec, worker_device)
+    global_step, tower_list, test_accuracy = towers.build(devices, place, task_index, num_workers)
     with tf.device(place('/device:CPU:0')):
-        global_step = tf.train.get_or_create_global_step()
-        shards = [task_index * len(devices) + k for k in range(len(devices))]
-        batches = model.train_batches(arrays, FLAGS.batch_size, shards, num_workers * len(devices),
-                                      FLAGS.seed)
-        tower_list = towers.build_towers(model.loss_and_accuracy, batches, devices, place)
         train_op = towers.make_step(tower_list, global_step, FLAGS)
-        with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-            _, test_accuracy = model.loss_and_accuracy(*model.test_set(arrays))
 
     past_the_hooks = sessions.PastTheHooks(train_op, test=test_accuracy if is_chief else None)
     hooks = [past_the_hooks, ending.SayDone(resolver)]

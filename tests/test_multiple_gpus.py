@@ -12,10 +12,12 @@ from absl import flags
 from absl.testing import flagsaver
 from conftest import load_program
 import numpy as np
-from processes import DEVICES, DID, free_ports, RESUMES, STEP, TEST, wait_until
+from processes import DEVICES, DID, RESUMES, STEP, TEST, wait_until
 import psutil
 import pytest
 import tensorflow.compat.v1 as tf
+from tfdist.ports import free_ports
+from tfdist.traffic import Work
 
 FOLDER = 'Multiple-GPUs-Single-Machine'
 FLAGS = flags.FLAGS
@@ -245,10 +247,12 @@ def test_placement_in_a_cluster(program):
     servers = [tf.train.Server(spec, job, i, config=config)
                for job, i in (('ps', 0), ('ps', 1), ('worker', 0))]
     place = program.placement(spec, '/job:worker/task:0')
+    global_step, towers, _ = program.towers.build(cpus(2), place)
     with tf.device(place('/device:CPU:0')):
-        _, step, _ = build_in(program, place)
+        step = program.towers.make_step(towers, global_step, HPARAMS)
     with tf.Session(servers[-1].target) as session:
         session.run(tf.global_variables_initializer())
+        session.run(tf.tables_initializer())
         ops = placed(session, step)
     worker = '/job:worker/replica:0/task:0'
     for i in range(2):
@@ -260,15 +264,6 @@ def test_placement_in_a_cluster(program):
         assert COMPUTING <= types_of(ops[device]) and not STATE & types_of(ops[device])
         assert all(node.name.startswith(f'tower_{k}/') for node in ops[device]
                    if type_of(node) in COMPUTING)
-
-
-def build_in(program, place):
-    """As worker.py does."""
-    towers = program.towers
-    global_step = tf.train.get_or_create_global_step()
-    made = towers.build_towers(program.model.loss_and_accuracy, digits(program, 2, 4), cpus(2),
-                               place)
-    return made, towers.make_step(made, global_step, HPARAMS), global_step
 
 
 @pytest.mark.parametrize('gpus, asked, devices', [
@@ -311,6 +306,22 @@ def test_each_tower_reads_a_shard_of_its_own(program):
         for images, labels in epoch:
             assert [arrays[1][position_of[image.tobytes()]] for image in images] == labels.tolist()
     assert (epochs[0][0][0] != epochs[1][0][0]).any(), 'another order'
+
+
+def test_no_two_processes_read_one_shard(program, monkeypatch):
+    asked = []
+
+    def train_batches(_, batch_size, shards, num_shards, seed):
+        asked.append((list(shards), num_shards))
+        return digits(program, len(shards), 4)
+
+    monkeypatch.setattr(program.model, 'train_batches', train_batches)
+    monkeypatch.setattr(program.model, 'loss_and_accuracy', lambda *_: (tf.constant(0.),) * 2)
+    program.build(cpus(2), program.local_placement)
+    for task_index in range(3):
+        with tf.Graph().as_default():
+            program.build(cpus(2), program.local_placement, task_index, num_workers=3)
+    assert asked == [([0, 1], 2), ([0, 1], 6), ([2, 3], 6), ([4, 5], 6)]
 
 
 def test_towers_take_different_batches_in_a_step(program):
@@ -442,6 +453,56 @@ def test_no_thread_trains_past_the_end(program):
     assert not took
 
 
+# Who computes when.
+
+timeline = pytest.mark.parametrize('program', ['timeline'], indirect=True)
+
+
+@timeline
+def test_towers_compute_at_the_same_time(program):
+    """With two threads; with a single one they take turns."""
+    towers = program.towers
+    global_step, made, _ = towers.build(cpus(2), towers.local_placement)
+    with tf.device('/device:CPU:0'):
+        step = towers.make_step(made, global_step, HPARAMS)
+    options = {'device_count': {'CPU': 2}}
+    local = '/job:localhost/replica:0/task:0'
+    traces = {threads: program.trace_steps(step, options, threads, 7) for threads in (1, 2)}
+    for rows in traces[1] + traces[2]:
+        assert {tower: {work.device for work in works} for tower, works in rows.items()
+                if tower.startswith('tower')} == {
+                    f'tower_{k}': {local + device} for k, device in enumerate(cpus(2))}
+        for k in range(2):  # forward and backward
+            names = {work.name for work in rows[f'tower_{k}']}
+            assert f'tower_{k}/convolution_0/Relu' in names
+            assert any('gradients' in name and 'BackpropFilter' in name for name in names)
+    together = [program.at_once(rows)[2] for rows in traces[2]]
+    assert sum(milliseconds > 0 for milliseconds in together) > 7 / 2, together
+    assert all(program.at_once(rows)[1] > 0 for rows in traces[1])
+    assert not any(program.at_once(rows)[2] for rows in traces[1])
+
+
+@timeline
+def test_at_once(program):
+    """Operations of one tower that overlap or follow each other count once; others do not count."""
+    def works(*times):
+        return [Work('', '', begin, end) for begin, end in times]
+
+    rows = {'tower_0': works((0, 3), (2, 4), (4, 5), (8, 9)), 'tower_1': works((8, 12), (1, 2)),
+            'tower_2': works((8.5, 8.75)), 'all others': works((0, 100))}
+    assert program.at_once(rows) == {1: 4 + 3, 2: 1 + 0.75, 3: 0.25}
+    assert program.share_together(rows) == 2 / 9
+    assert program.at_once({'tower_0': works((0, 1)), 'tower_1': works((1, 2))}) == {1: 2}
+
+
+@timeline
+def test_the_picture_is_of_the_trace_in_the_middle(program):
+    """As many have less together as have more."""
+    traces = [{'tower_0': [Work('', '', 0, 4)], 'tower_1': [Work('', '', begin, begin + 4)]}
+              for begin in (4, 1, 0, 3, 2)]
+    assert program.in_the_middle(traces) is traces[4]
+
+
 # Runs.
 
 SMALL = ['--train_steps=300', '--log_every_n_steps=50', '--decay_steps=300']
@@ -461,27 +522,35 @@ def test_threads_resume(programs, tmp_path):
     assert (tmp_path / 'model' / 'last-tower').is_dir()
 
 
+def seen_gpus(run):
+    """Returns the names of the programs of a run, each with the GPUs that it sees, in order."""
+    found = []
+    for process in run.left():
+        try:
+            name = ' '.join(process.cmdline()[1:2]).rpartition('/')[2]
+            if name in ('ps.py', 'worker.py', 'towers.py'):
+                found.append((name, process.environ()['CUDA_VISIBLE_DEVICES']))
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            pass
+    return sorted(found)
+
+
+def sees(run, expected):
+    """Asserts that the programs of a run see certain GPUs, as soon as all of them are there."""
+    found = []
+    wait_until(lambda: found.append(seen_gpus(run)) or expected in found or not run.running, run)
+    assert expected in found
+
+
 def test_workers_see_one_gpu_each(programs):
-    """Those that the user lists; the ps sees none."""
+    """Those that the user lists; the ps sees none. Towers see all of them."""
     run = programs.run_sh(FOLDER, '--train_steps=400', '--log_every_n_steps=20', MODE='workers',
                           CUDA_VISIBLE_DEVICES='5,7')
-
-    def seen():
-        found = []
-        for process in run.left():
-            try:
-                name = ' '.join(process.cmdline()[1:2]).rpartition('/')[2]
-                if name in ('ps.py', 'worker.py'):
-                    found.append((name, process.environ()['CUDA_VISIBLE_DEVICES']))
-            except (psutil.NoSuchProcess, psutil.ZombieProcess):
-                pass
-        return sorted(found)
-
-    expected = [('ps.py', ''), ('worker.py', '5'), ('worker.py', '7')]
-    found = []
-    wait_until(lambda: found.append(seen()) or found[-1] == expected or not run.running, run)
-    assert found[-1] == expected
+    towers = programs.run_sh(FOLDER, '--train_steps=1', '--gpus=5,7')
+    sees(run, [('ps.py', ''), ('worker.py', '5'), ('worker.py', '7')])
+    sees(towers, [('towers.py', '5,7')])
     run.ends_well()
+    towers.ends_well()
     assert [match['name'] for match in run.matches(TEST)] == ['worker 0']
     assert all('/device:CPU:0:' in match.group() for match in run.matches(DEVICES))
     assert len(run.matches(DID)) == 2
@@ -497,6 +566,17 @@ def test_towers_in_two_workers(programs):
                for match in run.matches(DEVICES))
 
 
+def test_timeline(programs):
+    run = programs.task('timeline', '--traces=3', '--picture=made.png', folder=FOLDER)
+    run.ends_well()
+    said = [match['words'] for match in run.matches('timeline: (?P<words>.+)')]
+    assert len(said) == len(run.out) == 4 and said[3] == 'drawn in made.png'
+    assert '256 examples' in said[0] and said[1].startswith('a thread for each core: several tow')
+    assert said[2] == ('a single thread: several towers at work in 0% of the time '
+                       '(0% to 0% in 3 steps)')
+    assert (run.cwd / 'made.png').read_bytes().startswith(b'\x89PNG')
+
+
 def test_what_is_wrong(programs, tmp_path):
     offline = {f'{scheme}_proxy': 'http://localhost:1' for scheme in ('http', 'https')}
     cases = [
@@ -506,6 +586,8 @@ def test_what_is_wrong(programs, tmp_path):
         (programs.run_sh(FOLDER, '--learning_rate=1e30'), '^towers: the loss is .* at step'),
         (programs.run_sh(FOLDER, '--learning_rate=1e30', MODE='threads'), '^threads: the loss is'),
         (programs.run_sh(FOLDER, '--use_locking'), "Unknown command line flag 'use_locking'"),
+        (programs.run_sh(FOLDER, '--num_threads=2'), "Unknown command line flag 'num_threads'"),
+        (programs.run_sh(FOLDER, '--patience_secs=2', MODE='threads'), "flag 'patience_secs'"),
         (programs.run_sh(FOLDER, '--dataset=cifar10', f'--data_dir={tmp_path}', **offline),
          '--dataset=cifar10: there is no .*, and downloading https://.* failed'),
     ]

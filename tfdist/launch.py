@@ -39,6 +39,8 @@ def main(folder):
         os.execvp(*_command(folder, trainer, ['--help']))
     _confine(os.environ.get('LOCAL_ONLY', ''))
     if options.alone:
+        if options.gpus:
+            os.environ['CUDA_VISIBLE_DEVICES'] = options.gpus
         os.execvp(*_command(folder, trainer, flags))
     gpus = options.gpus.split(',') if options.gpus else []
     cluster = _addresses(_numbers(options, gpus))
@@ -74,7 +76,8 @@ def _parse():
     parser.add_argument('--start-evaluator', action='store_true', help='evaluator.py, too')
     parser.add_argument('--alone', help='a program that trains by itself, instead of all tasks')
     parser.add_argument('--first', help='a program to run before')
-    parser.add_argument('--gpus', default='', help='by commas, the GPU that each worker is to see')
+    parser.add_argument('--gpus', default='', help='by commas, one for each worker to see, or all '
+                        'for the program that trains by itself')
     return parser.parse_known_args()
 
 
