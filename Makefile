@@ -45,7 +45,8 @@ notebooks: $(VENV)/installed
 	cd Basics-Tutorial && $(python) -m notebook $(ARGS)
 
 # Tests wait for processes more than they compute, so some run beside each other.
-pytest = $(python) -m pytest --numprocesses=$(JOBS) -o cache_dir=$(abspath $(VENV))/pytest_cache
+pytest = $(python) -m pytest --numprocesses=$(JOBS) --dist=loadgroup \
+         -o cache_dir=$(abspath $(VENV))/pytest_cache
 
 test: $(VENV)/installed
 	$(pytest) -m 'not thorough' $(ARGS) tests

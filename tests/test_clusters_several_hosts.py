@@ -108,6 +108,7 @@ def test_the_commands_then_again(run):
     assert int(tasks[1].wait_for(TEST)['step']) >= 400
 
 
+@pytest.mark.thorough
 def test_hosts_that_die_and_come_back(run):
     ps, chief, worker = run.start_all('--train_steps=1000', '--save_checkpoint_secs=1',
                                       '--straggler=0:0.02,1:0.02')
@@ -142,6 +143,7 @@ def test_hosts_that_die_and_come_back(run):
     assert int(worker.wait_for(DID)['local_steps']) > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('run', [False], indirect=True)
 def test_without_a_shared_directory(run):
     ps, chief, worker = run.start_all()

@@ -19,6 +19,8 @@ TRAIN, TRAIN_WITH_CHECKPOINTS, REQUEUE, START_NOW, CANCEL = re.findall(
     r'^    ((?:sbatch|scontrol|scancel) .+)$', (FOLDER / 'README.md').read_text(encoding='utf-8'),
     re.MULTILINE)
 PATH = os.pathsep.join([os.environ['PATH'], '/usr/sbin', '/sbin'])  # where daemons are
+# One process has all of them: they share one Slurm.
+pytestmark = [pytest.mark.thorough, pytest.mark.xdist_group('slurm')]
 # As text, n10 comes before n9.
 NODES = {name: f'10.25.0.{name[1:]}' for name in ('n9', 'n10', 'n11')}
 CONFIGURATION = """

@@ -25,7 +25,9 @@ MISSING = [name for name, is_there in (
      importlib.util.find_spec('pyspark')),
     ('Java', shutil.which('java') or os.environ.get('JAVA_HOME'))) if not is_there]
 
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=f'there is no {", and no ".join(MISSING)}')
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(bool(MISSING), reason=f'there is no {", and no ".join(MISSING)}')]
 
 
 def command_for(master):

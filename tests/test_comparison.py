@@ -153,6 +153,8 @@ def ends_well_with_its_bar(program):
     assert program.wait() == 0 and all(not line or 'left:' in line for line in program.err), program
 
 
+@pytest.mark.thorough
+@pytest.mark.xdist_group('compared')
 def test_it_goes_on_where_it_was_killed(compared):
     ends_well_with_its_bar(compared.again)
     assert [row['folder'] for row in compared.before] == [BARE, PAIR[0]]
@@ -161,6 +163,8 @@ def test_it_goes_on_where_it_was_killed(compared):
     assert '3 runs, 1 of them new' in compared.again.out[0]
 
 
+@pytest.mark.thorough
+@pytest.mark.xdist_group('compared')
 def test_a_complete_comparison_is_left_alone(compared, programs):
     again = programs.start(compared.command)
     ends_well_with_its_bar(again)
@@ -168,6 +172,8 @@ def test_a_complete_comparison_is_left_alone(compared, programs):
     assert report.read(compared.path / 'results.csv') == compared.rows
 
 
+@pytest.mark.thorough
+@pytest.mark.xdist_group('compared')
 def test_its_figures_are_plausible(compared):
     for row in compared.rows[1:]:
         example = Example(row['folder'])
@@ -189,6 +195,8 @@ def test_its_figures_are_plausible(compared):
     assert float(compared.rows[0]['steps_per_s']) > 300
 
 
+@pytest.mark.thorough
+@pytest.mark.xdist_group('compared')
 def test_its_table_is_complete(compared):
     lines = (compared.path / 'table.md').read_text(encoding='utf-8').splitlines()
     cells = [[cell.strip() for cell in line.strip('|').split('|')] for line in lines[:-2]]
@@ -204,6 +212,8 @@ def test_its_table_is_complete(compared):
         assert picture.startswith(b'\x89PNG') and len(picture) > 10000
 
 
+@pytest.mark.thorough
+@pytest.mark.xdist_group('compared')
 def test_tensorboard_serves_all_runs(compared, programs):
     port, = ports.free_ports(1)
     board = programs.start([sys.executable, '-m', 'tensorboard.main', f'--port={port}',
@@ -242,6 +252,7 @@ def tasks(program):
     return [line for line in found if re.search(r'/(tfdist|ps|worker)\.py\b', line)]
 
 
+@pytest.mark.thorough
 def test_a_stop_ends_the_run_under_way(programs, tmp_path):
     path = tmp_path / 'results'
     program = programs.start([sys.executable, ROOT / 'Comparison' / 'compare.py', '--quick',
@@ -342,6 +353,7 @@ for _ in range(20):
 """
 
 
+@pytest.mark.thorough
 def test_the_round_trip_of_a_network(programs, tmp_path):
     """Frames take as long as they should, and no host is left; or it is said why there is none."""
     reason = hosts.missing()
@@ -392,6 +404,7 @@ def test_tasks_run_on_their_hosts(tmp_path):
         assert says() == f'{socket.gethostname()} None'
 
 
+@pytest.mark.thorough
 def test_a_host_behind_a_wire_is_cut_off_and_comes_back(programs, tmp_path):
     if hosts.missing():
         return  # no hosts on this machine
