@@ -26,7 +26,6 @@ import hosts  # noqa: E402
 
 FOLDER = ROOT / 'Clusters' / 'kubernetes'
 JOBS = sorted(path.name for path in FOLDER.glob('*job-*.yaml'))
-PATH = os.pathsep.join([os.path.dirname(sys.executable), os.environ['PATH']])
 PORT = 2222
 
 
@@ -81,6 +80,12 @@ def pods(resources):
         made += [Pod(f'{name}-{i}.{domain}', {'JOB_COMPLETION_INDEX': str(i)}, spec['template'])
                  for i in range(spec['completions'])]
     return made
+
+
+@pytest.fixture(scope='module')
+def path(bare_python):
+    """The PATH of the containers: the library is not installed, so it has to be in the image."""
+    return os.pathsep.join([os.path.dirname(bare_python), os.environ['PATH']])
 
 
 @pytest.fixture(scope='module')
@@ -160,7 +165,7 @@ def test_mistakes_are_found(name, change):
 
 
 @pytest.mark.parametrize('name', JOBS)
-def test_the_parts_fit_together(name, image):
+def test_the_parts_fit_together(name, image, path):
     """Names and labels that one resource takes from another, and from the image."""
     resources = load(name)
     claim, = load('model-dir.yaml')
@@ -173,7 +178,8 @@ def test_the_parts_fit_together(name, image):
                 for volume in pod.spec['volumes']} == {'models': claim['metadata']['name']}
         for container in pod.spec['containers'] + pod.spec.get('initContainers', []):
             assert container['image'] == tag
-            assert finds_the_library(inside(image, container['workingDir'])) == image / 'examples'
+            folder = inside(image, container['workingDir'])
+            assert finds_the_library(folder, path) == image / 'examples'
             assert [mount['name'] for mount in container['volumeMounts']] == ['models']
             assert all(port['containerPort'] == PORT for port in container.get('ports', []))
     ingress, = policy['spec']['ingress']
@@ -192,11 +198,11 @@ def test_the_parts_fit_together(name, image):
         assert job['spec']['completions'] == job['spec']['parallelism'] == len(made)
 
 
-def finds_the_library(folder):
+def finds_the_library(folder, path):
     """Returns the path of the directory from which the programs in a folder import tfdist."""
-    found = subprocess.run([sys.executable, '-c', 'import tfdist; print(tfdist.__path__[0])'],
-                           cwd=str(folder), stdout=subprocess.PIPE, check=True, timeout=60,
-                           universal_newlines=True)
+    found = subprocess.run(['python', '-c', 'import tfdist; print(tfdist.__path__[0])'],
+                           cwd=str(folder), env={'PATH': path}, stdout=subprocess.PIPE, check=True,
+                           universal_newlines=True, timeout=60)
     return pathlib.Path(found.stdout.strip()).parent
 
 
@@ -208,8 +214,8 @@ def files(image):
 class Pods:
     """Pods on hosts of their own, with the manifest's directories."""
 
-    def __init__(self, programs, made, image):
-        self._programs, self._image = programs, image
+    def __init__(self, programs, made, image, path):
+        self._programs, self._image, self._path = programs, image, path
         self.made = {pod.name: pod for pod in made}
         self.hosts = hosts.Hosts(programs.directory, list(self.made))
 
@@ -221,16 +227,16 @@ class Pods:
         args = container.get('args', [])
         command = container['command'] + args + (list(flags) if args else [])
         return self._programs.start(self.hosts.on(name, command, cwd), cwd,
-                                    dict(pod.env, PATH=PATH))
+                                    dict(pod.env, PATH=self._path))
 
 
 @pytest.mark.parametrize('name', JOBS)
-def test_the_pods_train(programs, name, image):
+def test_the_pods_train(programs, name, image, path):
     """With the manifest's own commands and arguments, but fewer steps."""
     reason = hosts.missing()
     if reason:
         pytest.skip(reason)
-    run = Pods(programs, pods(load(name)), image)
+    run = Pods(programs, pods(load(name)), image, path)
     before = files(image)
     with run.hosts:
         prepare = [run.start(pod.name, kind='initContainers') for pod in run.made.values()
@@ -255,10 +261,10 @@ def test_the_pods_train(programs, name, image):
         assert tasks[-1].matches(EVALUATED) and tasks[-1].matches(EXPORTED)
 
 
-def test_a_pod_beyond_the_tasks(programs, image):
+def test_a_pod_beyond_the_tasks(programs, image, path):
     """It says so, and not that it is a worker."""
     job, = of_kind(load('job-hogwild.yaml'), 'Job')
     container, = job['spec']['template']['spec']['containers']
     run = programs.start(container['command'], cwd=inside(image, container['workingDir']),
-                         env={'PATH': PATH, 'JOB_COMPLETION_INDEX': '3'})
+                         env={'PATH': path, 'JOB_COMPLETION_INDEX': '3'})
     run.fails('JOB_COMPLETION_INDEX is "3", and there are 3 pods')
