@@ -16,6 +16,7 @@ import subprocess
 import sys
 
 _WIRE = pathlib.Path(__file__).resolve().parent / 'wire.py'
+_WIRE_MTU = 60000  # few large frames: each costs the wire time, and TCP begins with few
 _SWITCH = ['unshare', '--user', '--map-root-user', '--net', '--mount', '--uts']
 _TRY = """
 ip link add name switch type bridge && ip link add name port type veth peer name eth0 &&
@@ -87,11 +88,11 @@ class Hosts:
         names.write_text('127.0.0.1 localhost\n' + ''.join(
             f'{address} {name}\n' for name, address in self.addresses.items()), encoding='utf-8')
         self._hold('', [*_SWITCH, 'sh', '-c', 'echo ready && exec cat'])
-        into_switch = []
+        mtu, into_switch = ['mtu', str(_WIRE_MTU)], []
         if self._round_trip is None:
             self._on_switch('ip', 'link', 'add', 'name', 'switch', 'type', 'bridge')
             self._on_switch('ip', 'link', 'set', 'switch', 'up')
-            into_switch = ['master', 'switch']
+            mtu, into_switch = [], ['master', 'switch']
         for name, address in self.addresses.items():
             self.shared[name].mkdir(exist_ok=True)
             self._hold(name, [
@@ -99,8 +100,8 @@ class Hosts:
                 'sh', '-ec', _HOST, 'sh', str(names), str(self.shared[name]),
                 name.partition('.')[0], address])
             port = self._ports[name]
-            self._on_switch('ip', 'link', 'add', 'name', port, 'type', 'veth',
-                            'peer', 'name', 'eth0', 'netns', str(self._holders[name].pid))
+            self._on_switch('ip', 'link', 'add', 'name', port, *mtu, 'type', 'veth', 'peer', 'name',
+                            'eth0', *mtu, 'netns', str(self._holders[name].pid))
             self._on_switch('ip', 'link', 'set', port, *into_switch, 'up')
             self._answer(name, 'plugged\n')
         if self._round_trip is not None:

@@ -335,27 +335,36 @@ def test_tasks_move_to_hosts():
 
 ECHO = """
 import socket, sys, time
-if sys.argv[1] == 'serve':
+
+def receive(size):
+    while size:
+        size -= len(connection.recv(size))
+
+what, host, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
+if what == 'serve':
     with socket.socket() as server:
-        server.bind((sys.argv[2], 7))
+        server.bind((host, 7))
         server.listen(1)
         print('ready', flush=True)
         connection, _ = server.accept()
-        while connection.send(connection.recv(1)):
-            pass
-connection = socket.create_connection((sys.argv[2], 7), 30)
+else:
+    connection = socket.create_connection((host, 7), 30)
 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 for _ in range(20):
     began = time.monotonic()
-    connection.send(b'x')
-    connection.recv(1)
-    print(1000 * (time.monotonic() - began))
+    if what == 'ask':
+        connection.sendall(bytes(size))
+    receive(size)
+    if what == 'serve':
+        connection.sendall(bytes(size))
+    else:
+        print(1000 * (time.monotonic() - began))
 """
 
 
-@pytest.mark.thorough
-def test_the_round_trip_of_a_network(programs, tmp_path):
-    """Frames take as long as they should, and no host is left; or it is said why there is none."""
+@pytest.mark.parametrize('size', [1, 40000])
+def test_the_round_trip_of_a_network(programs, tmp_path, size):
+    """A byte, or all parameters, take as long as they should, and no host is left."""
     reason = hosts.missing()
     plan = compare.Plan(examples(), 1000).at_a_distance()
     assert {job.round_trip for job in plan} == {0, 1, 2, 5, 10, 20} and len(plan) == 30
@@ -363,11 +372,12 @@ def test_the_round_trip_of_a_network(programs, tmp_path):
         return  # nothing to measure on this machine
     before = set(psutil.Process().children(recursive=True))
     with hosts.Hosts(tmp_path, ['here', 'there'], round_trip=0.02) as network:
-        server = programs.start(network.on('here', [sys.executable, '-c', ECHO, 'serve', 'here'],
-                                           tmp_path))
+        server, client = [network.on(host, [sys.executable, '-c', ECHO, what, 'here', str(size)],
+                                     tmp_path) for host, what in (('here', 'serve'),
+                                                                  ('there', 'ask'))]
+        server = programs.start(server)
         server.wait_for('ready')
-        client = programs.start(network.on('there', [sys.executable, '-c', ECHO, 'ask', 'here'],
-                                           tmp_path))
+        client = programs.start(client)
         client.wait()
         times = sorted(map(float, client.out))
         server.end()
