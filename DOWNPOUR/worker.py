@@ -41,9 +41,9 @@ class Scheme(seam.Seam):
     Attributes:
       pulls: list of lists of tensors, of each pull in a run. `pull` is the first of them; run by
         itself, it reads what is to be fed to the others, too.
-      pushes: list of triples, of each push in a run: `pushed`, the same when it is on the ps and the
-        pushes before it are done, and `push`. To run one by itself, feed the second. The attributes
-        of these names are all of them together; 'staleness' is a vector.
+      pushes: list of triples, of each push in a run: `pushed`; the same when it is on the ps and
+        the pushes before it are done, to be fed where one push is run by itself; and `push`. The
+        attributes of these names are all of them together; 'staleness' is a vector.
     """
 
     @staticmethod

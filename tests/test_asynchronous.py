@@ -180,6 +180,23 @@ def test_downpour_fetches_in_a_run_see_the_pushes_before_them(workers):
     assert gradients[4:] == pytest.approx([7, 3.5], abs=1e-5)
 
 
+@pytest.mark.parametrize('n_fetch, n_push, pushes', [(4, 1, 4), (4, 2, 2), (2, 3, 2), (1, 4, 1)])
+def test_downpour_own_pushes_make_nothing_stale(workers, n_fetch, n_push, pushes):
+    worker, = workers('DOWNPOUR', [0], n_fetch=n_fetch, n_push=n_push)
+    for run in 1, 2:
+        result = worker.step()
+        assert result['staleness'].tolist() == [0] * pushes
+        assert result['global_step'] == run * pushes
+
+
+@pytest.mark.parametrize('n_push, pushes', [(1, 4), (2, 2), (4, 1)])
+def test_downpour_pushes_of_others_make_all_stale_that_was_pulled_before(workers, n_push, pushes):
+    worker, other = workers('DOWNPOUR', n_fetch=4, n_push=n_push)
+    pulled = worker.pull()
+    other.step()
+    assert worker.push(pulled)['staleness'].tolist() == [pushes] * pushes
+
+
 @pytest.mark.parametrize('n_fetch, n_push, down, up', [(1, 1, 1, 1), (2, 4, 2, 1), (6, 2, 1, 3)])
 def test_downpour_traffic(workers, n_fetch, n_push, down, up):
     size = 250000
@@ -543,6 +560,88 @@ def test_ssp_dead_holds_nobody_for_ever(gated):
     assert clock(b, 1) == clock(a, 0) == 6
     iterate(a)
     assert not a.scheme.gate.may_run()
+
+
+class Clock:
+    """Stands for the module `time` in a program: time passes when it sleeps, half a second each.
+
+    Attributes:
+      now: float, seconds.
+      events: dict of functions to call by when they are due.
+    """
+
+    def __init__(self):
+        self.now, self.events = 0., {}
+
+    def sleep(self, _):
+        self.now += 0.5
+        self.events.pop(self.now, lambda: None)()
+
+    def monotonic(self):
+        return self.now
+
+    time = monotonic
+
+
+@pytest.fixture
+def clocked(workers, monkeypatch):
+    """Makes SSP workers, the first of which has a `Clock`; returns that, too."""
+    def make(count, staleness_bound):
+        made = workers('SSP', [0] * count, start=[0.], learning_rate=1., dead_after_secs=30.,
+                       staleness_bound=staleness_bound)
+        watch = Clock()
+        monkeypatch.setattr(made[0].program, 'time', watch)
+        return made, watch
+    return make
+
+
+def test_ssp_strikes_all_dead_at_once(clocked):
+    (worker, *_), watch = clocked(4, staleness_bound=0)
+    iterate(worker)
+    worker.scheme.wait()
+    assert 30 < watch.now <= 31
+    assert [clock(worker, i) for i in range(4)] == [1] + [worker.scheme.gate.ABSENT] * 3
+
+
+def test_ssp_waits_once_for_the_dead_of_different_clocks(clocked):
+    """The second of them holds nobody yet when the first one is struck."""
+    (worker, dead, late), watch = clocked(3, staleness_bound=2)
+    iterate(late)
+    for _ in range(3):
+        iterate(worker)
+    worker.scheme.wait()
+    assert 30 < watch.now <= 31
+    assert [clock(worker, i) for i in range(3)] == [3, worker.scheme.gate.ABSENT, 1]
+    iterate(worker)
+    worker.scheme.wait()
+    assert watch.now <= 32
+    assert clock(worker, 2) == worker.scheme.gate.ABSENT
+
+
+def test_ssp_strikes_nobody_who_is_slow(clocked):
+    (worker, slow, dead), watch = clocked(3, staleness_bound=1)
+    watch.events[20] = watch.events[45] = lambda: iterate(slow)
+    iterate(worker)
+    iterate(worker)
+    worker.scheme.wait()
+    assert 30 < watch.now <= 31
+    assert [clock(worker, i) for i in (1, 2)] == [1, worker.scheme.gate.ABSENT]
+    iterate(worker)
+    worker.scheme.wait()
+    assert watch.now == 45 and clock(worker, 1) == 2
+
+
+def test_ssp_counts_only_time_in_which_it_waits_and_looks(clocked):
+    """Neither in which it computes, nor in which this process is stopped."""
+    (worker, slow), watch = clocked(2, staleness_bound=0)
+    iterate(worker)
+    watch.events = {20: lambda: iterate(slow)}
+    worker.scheme.wait()
+    iterate(worker)
+    watch.now += 100
+    watch.events = {125: lambda: setattr(watch, 'now', 325), 345: lambda: iterate(slow)}
+    worker.scheme.wait()
+    assert watch.now == 345 and clock(worker, 1) == 2
 
 
 def test_ssp_late_worker_begins_at_the_slowest_clock(gated):

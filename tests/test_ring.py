@@ -7,13 +7,15 @@ rate 1/2. Each worker's step needs the others', so each runs in a thread of its 
 import concurrent.futures
 import re
 import time
+import types
 
+from absl import flags
 from conftest import load_program
 import numpy as np
 from processes import BEGINS, checkpoints, DID, RESUMES, STEP, Tasks, TEST, wait_until
 import pytest
 import tensorflow.compat.v1 as tf
-from tfdist import seam
+from tfdist import batches, ring, seam
 
 HPARAMS = dict(implementation='ring', scale_learning_rate=False, warmup_steps=0)
 
@@ -136,6 +138,47 @@ def test_linear_scaling(workers):
     made = workers((0, 0), learning_rate=0.25, scale_learning_rate=True)
     together([worker.step for worker in made])
     assert made[0].center() == made[1].center() == 4
+
+
+def test_all_take_the_order_of_examples_that_is_due_at_the_step_of_worker_0(cluster):
+    """A worker without a checkpoint begins at step 0, and then gets another one."""
+    flags.FLAGS.mark_as_parsed()
+    spec = tf.train.ClusterSpec({'worker': cluster.spec.as_dict()['worker'][:2]})
+
+    def read(task, step, meets=True):
+        """Returns the step and the examples of a session that begins at `step`."""
+        graph = tf.Graph()
+        with graph.as_default(), graph.container(f'order-{meets}'), tf.device(
+                seam.Seam.worker_device(task)):
+            global_step = tf.train.get_or_create_global_step()
+            (examples,), = batches.forever([np.arange(100)], batch_size=100, count=1, seed=3)
+            begin = tf.tables_initializer()
+            of_this_task = types.SimpleNamespace(task_id=task, cluster_spec=lambda: spec)
+            parameter = tf.get_variable('x', initializer=0.)
+            met = ring.Ring(of_this_task, [global_step, parameter])
+            with tf.Session(cluster.servers['worker', task].target) as session:
+                session.run([global_step.initializer, parameter.initializer])
+                global_step.load(step, session)
+                session.run(begin)
+                if meets:
+                    met.after_create_session(session, None)
+                return session.run([global_step, examples])
+
+    alone = [read(0, step, meets=False) for step in (0, 500)]
+    both = together([lambda: read(0, 500), lambda: read(1, 0)])
+    for step, examples in both:
+        assert step == 500
+        assert examples.tolist() == alone[1][1].tolist() != alone[0][1].tolist()
+
+
+def test_sums_of_several_dtypes(run_ring):
+    """Vectors of each dtype go around by themselves, at the same time."""
+    dtypes = tf.float32, tf.float64, tf.float16
+    results = run_ring(lambda all_reduce, vector: [
+        all_reduce.sum(tf.cast(vector, dtype)) for dtype in dtypes], THREE)
+    for result in results:
+        assert [vector.dtype for vector in result] == [dtype.as_numpy_dtype for dtype in dtypes]
+        assert [vector.tolist() for vector in result] == [[111, 222, 333]] * 3
 
 
 # Real processes.

@@ -57,7 +57,9 @@ def order_seed(seed, shard, num_shards):
     """Returns the seed of the order in which a worker's examples come, an int64 scalar tensor.
 
     It depends on the global step at which the session begins: a run that is resumed goes on in
-    another order, and does not begin again with the examples that it began with.
+    another order, and does not begin again with the examples that it began with. At step 0, where
+    a run begins, it is of the seed and the worker alone; who joins a run later has the order of the
+    step at which it does.
 
     Args:
       seed: int, the run's.
