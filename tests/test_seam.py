@@ -5,13 +5,16 @@ The toy problem: half squares around an optimum m, so that the gradient at x is 
 
 import concurrent.futures
 import functools
+import inspect
+import re
+import signal
 
 from absl import flags
 from conftest import load_program, ROOT
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from tfdist import seam
+from tfdist import problem, seam
 from tfdist.seam import feed
 
 FOLDERS = sorted(path.parent.name for path in ROOT.glob('*/worker.py')
@@ -602,3 +605,30 @@ def test_dtypes(player, folder, changes, dtypes, tolerance):
         center = rule.center
         rule.push(0, center, rule.compute(0, center, 0.5), 0)
     assert flat(played.center()) == pytest.approx(rule.center, rel=tolerance, abs=tolerance)
+
+
+@pytest.mark.parametrize('folder', FOLDERS)
+def test_an_integer_that_is_trained(folder, monkeypatch):
+    """The program says so before it trains, in one line."""
+    program = load_program(folder)
+    flags.FLAGS.mark_as_parsed()
+    loss_and_accuracy = program.model.loss_and_accuracy
+
+    def counts(*batch):
+        tf.get_variable('seen', [], tf.int32, tf.zeros_initializer())
+        return loss_and_accuracy(*batch)
+
+    cluster_spec = tf.train.ClusterSpec({'ps': ['localhost:1'], 'worker': ['localhost:2']})
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        cluster_spec, task_type='worker', task_id=0)
+    monkeypatch.setattr(program.cluster, 'resolve', lambda *args, **kwargs: resolver)
+    monkeypatch.setattr(program.model, 'loss_and_accuracy', counts)
+    if folder == 'Distributed-MNIST':  # its examples are to be prepared
+        monkeypatch.setattr(program.model, 'train_batches', problem.train_batches)
+        monkeypatch.setattr(program.model, 'test_set', problem.test_set)
+    monkeypatch.setattr(tf.train, 'Server', lambda *args, **kwargs: None)
+    monkeypatch.setattr(signal, 'signal', lambda *args: None)
+    main, = re.findall(r'console\.run\((\w+)\)', inspect.getsource(program))
+    with tf.Graph().as_default(), pytest.raises(
+            SystemExit, match='^The trainable variable (network/)?seen is of int32, which has no'):
+        getattr(program, main)(None)
