@@ -1,43 +1,30 @@
 """What the notebooks need and do not teach: ports, pictures of graphs and traces, processes."""
 
 import collections
-import concurrent.futures
 import contextlib
 import fcntl
 import json
 import logging
 import os
-import random
+import queue
 import re
 import socket
 import subprocess
 import sys
-import tempfile
 import textwrap
+import threading
 import time
-import warnings
 
 from matplotlib.patches import Patch
 import matplotlib.pyplot as plt
 import psutil
 
-# Before TensorFlow: no banners, no notices on GPUs that are not there.
-os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
-os.environ['CUDA_VISIBLE_DEVICES'] = ''
-warnings.simplefilter('ignore')
-# While it loads, TensorFlow 2.21 heeds no log level.
-_stderr = os.dup(2)
-with tempfile.TemporaryFile() as held:
-    os.dup2(held.fileno(), 2)
-    try:
-        import tensorflow.compat.v1 as tf
-        tf.config.experimental.list_physical_devices()
-    finally:
-        os.dup2(_stderr, 2)
-        os.close(_stderr)
-tf.logging.set_verbosity(tf.logging.FATAL)
-tf.disable_v2_behavior()
-tf.enable_resource_variables()  # as in all folders; Parameter-Server.ipynb shows why
+os.environ['CUDA_VISIBLE_DEVICES'] = ''  # before TensorFlow: what the notebooks compute is small
+
+from tfdist import traffic  # noqa: E402
+from tfdist.ports import free_ports  # noqa: E402
+from tfdist.quiet import tf  # noqa: E402
+from tfdist.traffic import task_of  # noqa: E402
 
 plt.rcParams.update({'figure.dpi': 80, 'axes.spines.top': False, 'axes.spines.right': False,
                      'figure.constrained_layout.use': True})
@@ -46,24 +33,11 @@ _PALETTE = {'ps': ['#0072b2', '#56b4e9'],
             'worker': ['#d55e00', '#e69f00', '#cc79a7', '#009e73'],
             'local': ['#666666']}
 
-TERM = r'/job:(\w+)(?:/replica:\d+)?/task:(\d+)'
 # Types of operations that say nothing about a graph.
 BOOKKEEPING = {'Cast', 'Const', 'Fill', 'FloorDiv', 'Identity', 'Maximum', 'NoOp', 'Prod',
                'Reshape', 'Shape', 'Size', 'Tile', 'VarHandleOp'}
 Node = collections.namedtuple('Node', 'name op task inputs')
-Sent = collections.namedtuple('Sent', 'tensor bytes sender receiver')
-
-
-def free_ports(count):
-    """Returns `count` ports on which nothing listens, below those of outgoing connections."""
-    ports = []
-    for port in random.sample(range(10000, 32768), 1000):
-        with socket.socket() as probe:
-            if probe.connect_ex(('localhost', port)):
-                ports.append(port)
-        if len(ports) == count:
-            return ports
-    raise RuntimeError('no free ports')
+RUN_SECS = 30  # that a run may take; the longest wait for a slow worker, and take a second
 
 
 def start_servers(**tasks):
@@ -78,21 +52,53 @@ def start_servers(**tasks):
     ports = iter(free_ports(sum(tasks.values())))
     spec = tf.train.ClusterSpec({job: [f'localhost:{next(ports)}' for _ in range(count)]
                                  for job, count in tasks.items()})
-    config = tf.ConfigProto(intra_op_parallelism_threads=1)
+    config = tf.ConfigProto(intra_op_parallelism_threads=1,
+                            operation_timeout_in_ms=RUN_SECS * 1000)  # or it fails, and says so
     return spec, {f'{job} {i}': tf.train.Server(spec, job, i, config=config)
                   for job, count in tasks.items() for i in range(count)}
 
 
 def at_once(*functions):
-    """Calls functions at the same time, each in a thread; returns a list of what they return."""
-    with concurrent.futures.ThreadPoolExecutor(len(functions)) as pool:
-        return [call.result() for call in [pool.submit(function) for function in functions]]
+    """Calls functions at the same time, each in a thread; returns a list of what they return.
+
+    When one fails, that is raised at once: the others may wait for it for ever.
+    """
+    ended = queue.Queue()
+
+    def call(index, function):
+        try:
+            ended.put((index, function(), None))
+        except Exception as error:  # for the caller
+            ended.put((index, None, error))
+
+    for each in enumerate(functions):
+        threading.Thread(target=call, args=each, daemon=True).start()
+    results = {}
+    for _ in functions:
+        index, results[index], error = ended.get()
+        if error:
+            raise error
+    return [results[index] for index in range(len(functions))]
 
 
-def task_of(device):
-    """Returns the task of a device, such as 'worker 0'; 'local' if its name has none."""
-    found = re.search(TERM, device)
-    return ' '.join(found.groups()) if found else 'local'
+def steady(session, op):
+    """Returns a function that runs `op` in a session, and again if TensorFlow loses the run.
+
+    TensorFlow 2.21 draws the number of each run from 2 ** 32, and a task refuses a run that has the
+    number of one of its last 100,000. Then the run fails, or stands still where another task waits
+    for the one that refused. In 256,000 runs that was four times; without this, all who wait for
+    the worker would stand still, too. `tf.train.MonitoredSession` goes on after such failures.
+    """
+    run = session.make_callable(op)
+
+    def run_until_taken():
+        while True:
+            try:
+                return run()
+            except (tf.errors.AbortedError, tf.errors.DeadlineExceededError) as error:
+                print(f'TensorFlow lost a run ({type(error).__name__}): it is made again')
+
+    return run_until_taken
 
 
 def colour_of(task):
@@ -104,35 +110,17 @@ def colour_of(task):
 
 # --- Traces -------------------------------------------------------------------
 
-
-def trace(session, fetches):
-    """Runs `fetches` with a full trace.
-
-    TensorFlow now and then closes a trace before the last transfers are noted: the longest of five
-    is returned, so the fetches run five times.
-
-    Returns:
-      A `tf.RunMetadata`.
-    """
-    options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE, output_partition_graphs=True)
-    traces = [tf.RunMetadata() for _ in range(5)]
-    for metadata in traces:
-        session.run(fetches, options=options, run_metadata=metadata)
-    return max(traces, key=lambda metadata: len(sent(metadata)))
+trace = traffic.whole_trace
 
 
 def sent(metadata):
-    """Returns a list of `Sent`: what travelled between tasks in a traced run, largest first."""
-    units = {'B': 1, 'MB': 2 ** 20}  # from 0.1 MB on they are rounded to 0.1 MB
-    found = []
-    for device in metadata.step_stats.dev_stats:
-        for node in device.node_stats:
-            if node.node_name == 'RecvTensor':
-                size, unit, tensor, sender, receiver = re.match(
-                    r'\[([\d.]+)(\w+)\].* (\S+) from (\S+) to (\S+)', node.timeline_label).groups()
-                if float(size):  # else it only says that something is done
-                    found.append(Sent(re.sub(r'^edge_\d+_', '', tensor), float(size) * units[unit],
-                                      task_of(sender), task_of(receiver)))
+    """Returns what travelled between tasks in a traced run, largest first.
+
+    Returns:
+      List of `tfdist.traffic.Transfer`, without those that only say that something is done.
+    """
+    found = [one._replace(tensor=re.sub(r'^edge_\d+_', '', one.tensor))
+             for one in traffic.transfers(metadata) if one.bytes]
     return sorted(found, key=lambda one: -one.bytes)
 
 
@@ -247,23 +235,16 @@ def draw_timeline(metadata, at_least_ms=0.05):
       metadata: `tf.RunMetadata`, from `trace`.
       at_least_ms: float, shorter operations are left out.
     """
-    bars = []
-    for device in metadata.step_stats.dev_stats:
-        if not device.device.startswith('/job:'):
-            continue  # a second account of the same
-        for node in device.node_stats:
-            begin, length = node.all_start_micros / 1e3, node.all_end_rel_micros / 1e3
-            label, task, hatch = node.node_name.split(':')[0], task_of(device.device), None
-            if label == 'RecvTensor':
-                receiver = re.search(r'to (\S+)$', node.timeline_label)
-                task, hatch, label = task_of(receiver.group(1)), '////', ''
-            if length >= at_least_ms and not label.startswith('_'):
-                bars.append((task, begin, length, label, hatch))
+    bars = [(task_of(one.device), one.begin, one.end - one.begin, one.name, None)
+            for one in traffic.work(metadata)]
+    bars += [(one.receiver, one.begin, one.end - one.begin, '', '////')
+             for one in traffic.transfers(metadata)]
+    bars = [bar for bar in bars if bar[2] >= at_least_ms]
     origin = min(begin for _, begin, *_ in bars)
     whole = max(begin + length for _, begin, length, *_ in bars) - origin
     tasks = sorted({bar[0] for bar in bars}, reverse=True)
     _, axes = plt.subplots(figsize=(9, 0.8 * len(tasks) + 1))
-    for task, begin, length, label, hatch in sorted(bars):
+    for task, begin, length, label, hatch in sorted(bars, key=lambda bar: bar[:2]):
         row = tasks.index(task)
         axes.broken_barh([(begin - origin, length)],
                          (row - 0.42, 0.3) if hatch else (row - 0.1, 0.5),
@@ -334,7 +315,9 @@ def server_process(spec, job, index):
     """
     code = _SERVER.format(folder=os.path.dirname(os.path.abspath(__file__)), cluster=spec.as_dict(),
                           job=job, index=index)
-    process = subprocess.Popen([sys.executable, '-c', code], stdin=subprocess.PIPE)
+    # As a user starts it: tfdist.quiet has set the log level of this process only.
+    env = {name: value for name, value in os.environ.items() if name != 'TF_CPP_MIN_LOG_LEVEL'}
+    process = subprocess.Popen([sys.executable, '-c', code], stdin=subprocess.PIPE, env=env)
     try:
         yield process
     finally:

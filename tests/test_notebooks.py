@@ -6,11 +6,15 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+import time
 
 from conftest import ROOT
 import nbformat
 import notebooks
+from processes import Programs
 import pytest
+from tfdist.quiet import tf
 
 ALL = notebooks.notebooks()
 ALONE = [group[0] for group in notebooks.groups(ALL) if len(group) == 1]
@@ -78,26 +82,25 @@ def glossary():
     return re.findall(r'^\| \[([^]]+)\]\(([^)#]+)#([^)]+)\) \| .+ \|$', text, re.MULTILINE)
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """A copy of the folder, in which notebooks can be executed."""
-    place = tmp_path / notebooks.FOLDER.name
-    shutil.copytree(str(notebooks.FOLDER), str(place), ignore=shutil.ignore_patterns(
+def copy(directory):
+    """Returns a copy of the folder, in which notebooks can be executed, beside the library."""
+    shutil.copytree(str(ROOT / 'tfdist'), str(directory / 'tfdist'),
+                    ignore=shutil.ignore_patterns('__pycache__'))
+    folder = directory / notebooks.FOLDER.name
+    shutil.copytree(str(notebooks.FOLDER), str(folder), ignore=shutil.ignore_patterns(
         '__pycache__', '.ipynb_checkpoints', 'cluster.json'))
-    return place
+    return folder
 
 
 def execute(programs, paths, *flags):
-    """Executes notebooks in fresh kernels; returns the ended program."""
-    run = programs.start([sys.executable, ROOT / 'tests' / 'notebooks.py', *flags, *paths])
-    run.wait()
-    assert not run.left()
-    return run
+    """Starts to execute notebooks in fresh kernels; returns the program under way."""
+    return programs.start([sys.executable, ROOT / 'tests' / 'notebooks.py', *flags, *paths])
 
 
 def check(run, paths):
-    """Asserts that notebooks were executed, and that all went well."""
+    """Waits until notebooks are executed; asserts that all went well, and that nothing is left."""
     run.ends_well()
+    assert not run.left()
     executed = [match['name'] for match in run.matches(r'executed (?P<name>\S+) in \d+ s')]
     assert sorted(executed) == sorted(path.name for path in paths), str(run)
     for path in paths:
@@ -105,31 +108,63 @@ def check(run, paths):
             assert output.get('name') != 'stderr' and output.output_type != 'error', output
 
 
+@pytest.fixture(scope='module')
+def alone(tmp_path_factory):
+    """The notebooks that stand alone, with their solutions, executed at the same time.
+
+    They wait more than they compute. It is a dict of pairs by their paths: the program that
+    executes one, and the path of the copy.
+    """
+    directory = tmp_path_factory.mktemp('alone')
+    folder, programs = copy(directory), Programs(directory)
+    yield {path: (execute(programs, [folder / path.name], '--solutions'), folder / path.name)
+           for path in ALONE}
+    assert not programs.end()
+
+
 @pytest.mark.parametrize('path', ALONE, ids=name_of)
-def test_runs_with_the_solutions_of_its_exercises(programs, folder, path):
-    copy = folder / path.name
-    check(execute(programs, [copy], '--solutions'), [copy])
-    assert len(code_of(notebooks.read(copy).cells)) > len(code_of(notebooks.read(path).cells))
+def test_runs_with_the_solutions_of_its_exercises(alone, path):
+    run, copied = alone[path]
+    check(run, [copied])
+    assert len(code_of(notebooks.read(copied).cells)) > len(code_of(notebooks.read(path).cells))
 
 
-@pytest.mark.parametrize('first', range(3))
-@pytest.mark.parametrize('group', TOGETHER, ids=lambda group: group[0].parent.name)
-def test_run_side_by_side_in_any_order(programs, folder, group, first):
-    copies = [folder / path.relative_to(notebooks.FOLDER) for path in group]
-    order = copies[first:] + copies[:first]
-    check(execute(programs, order), order)
-    workers = [''.join(output.get('text', '') for output in outputs_of(copy))
-               for copy in copies if copy.name.startswith('Worker')]
+@pytest.fixture(scope='module')
+def together(tmp_path_factory):
+    """The notebooks that are one cluster, in different orders, executed at the same time.
+
+    It is a dict of pairs by the group and which of it is the first one: the program that executes
+    the group, and the paths of the copies in order.
+    """
+    programs, runs = Programs(tmp_path_factory.mktemp('together')), {}
+    for i, group in enumerate(TOGETHER):
+        for first in range(len(group)):
+            folder = copy(tmp_path_factory.mktemp(f'together-{i}-{first}'))
+            copies = [folder / path.relative_to(notebooks.FOLDER) for path in group]
+            order = copies[first:] + copies[:first]
+            runs[i, first] = execute(programs, order), order
+    yield runs
+    assert not programs.end()
+
+
+@pytest.mark.parametrize('group, first', [
+    pytest.param(i, first, id=f'{group[0].parent.name}-{first}')
+    for i, group in enumerate(TOGETHER) for first in range(len(group))])
+def test_run_side_by_side_in_any_order(together, group, first):
+    run, copies = together[group, first]
+    check(run, copies)
+    workers = [''.join(output.get('text', '') for output in outputs_of(path))
+               for path in copies if path.name.startswith('Worker')]
     last_steps = [int(re.search(r'global steps \d+ to (\d+)', text).group(1)) for text in workers]
     assert max(last_steps) == 600, 'each made 300, on the same variables'
     assert all('first values are from Worker-1' in text for text in workers)
 
 
-def test_a_notebook_that_fails_is_an_error(programs, folder):
-    path = folder / 'Fails.ipynb'
+def test_a_notebook_that_fails_is_an_error(programs, tmp_path):
+    path = tmp_path / 'Fails.ipynb'
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell('1 / 0')]), str(path))
     run = execute(programs, [path])
-    assert run.wait() == 1 and not run.out
+    assert run.wait() == 1 and not run.left() and not run.out
     assert run.err[0].startswith('Fails.ipynb: ') and 'ZeroDivisionError' in '\n'.join(run.err)
 
 
@@ -208,10 +243,78 @@ def test_the_table_has_all_notebooks():
 
 @pytest.fixture
 def basics(monkeypatch):
-    for name in ('TF_CPP_MIN_LOG_LEVEL', 'CUDA_VISIBLE_DEVICES'):  # it sets them for a kernel
-        monkeypatch.setenv(name, os.environ.get(name, ''))
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')  # as it does for a kernel
     monkeypatch.syspath_prepend(str(notebooks.FOLDER))
     return importlib.import_module('basics')
+
+
+def test_at_once(basics):
+    """What fails is raised, although another one waits for it for ever."""
+    assert basics.at_once(lambda: time.sleep(0.1) or 1, lambda: 2) == [1, 2]
+
+    def fails():
+        raise ValueError('broken')
+
+    with pytest.raises(ValueError, match='broken'):
+        basics.at_once(threading.Event().wait, fails)
+
+
+def test_a_run_that_does_not_return_fails(basics, monkeypatch):
+    monkeypatch.setattr(basics, 'RUN_SECS', 1)
+    _, servers = basics.start_servers(ps=1, worker=1)
+    with tf.Graph().as_default(), tf.device('/job:ps/task:0'):
+        dequeue = tf.FIFOQueue(1, tf.int32).dequeue()
+        with tf.Session(servers['worker 0'].target) as session:
+            with pytest.raises(tf.errors.DeadlineExceededError):
+                session.run(dequeue)
+
+
+def test_a_run_that_tensorflow_loses_is_made_again(basics, capsys):
+    outcomes = [tf.errors.AbortedError(None, None, ''), 5,
+                tf.errors.DeadlineExceededError(None, None, ''), 6, ValueError('broken')]
+
+    class Session:
+        def make_callable(self, op):
+            assert op == 'op'
+            return run
+
+    def run():
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    again = basics.steady(Session(), 'op')
+    assert [again(), again()] == [5, 6]
+    with pytest.raises(ValueError, match='broken'):
+        again()
+    assert capsys.readouterr().out.splitlines() == [
+        f'TensorFlow lost a run ({name}): it is made again'
+        for name in ('AbortedError', 'DeadlineExceededError')]
+
+
+def test_the_traced_transfers(basics):
+    """All of them, each time: also where a server notes them late."""
+    _, servers = basics.start_servers(ps=1, worker=2)
+    with tf.Graph().as_default():
+        with tf.device('/job:ps/task:0'):
+            x = tf.get_variable('x', [50])
+            read = x.read_value()
+        with tf.device('/job:worker/task:1'):
+            y = tf.concat([read, read], axis=0, name='y')
+        with tf.device('/job:ps/task:0'):
+            step = tf.reduce_sum(y, name='z')
+        with tf.Session(servers['worker 0'].target) as session:
+            session.run(x.initializer)
+            for _ in range(20):
+                metadata = basics.trace(session, step.op)
+                assert [(one.tensor, one.bytes, one.sender, one.receiver)
+                        for one in basics.sent(metadata)] == [
+                            ('y', 400, 'worker 1', 'ps 0'),
+                            ('Read/ReadVariableOp', 200, 'ps 0', 'worker 1')]
+                nodes = {node.name: node for node in basics.nodes_of(metadata)}
+                assert nodes['y'].task == 'worker 1' and 'Read/ReadVariableOp' in nodes['y'].inputs
+                assert 'y' in nodes['z'].inputs
 
 
 def test_notebooks_meet(basics, tmp_path):
