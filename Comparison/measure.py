@@ -174,26 +174,37 @@ def renew(names, seeds):
     every = {words: each for own in jobs.values() for words, each in own.items()}
     print(f'{sum(each.runs for each in every.values())} runs for {len(every)} rows or tables, '
           f'about {sum(each.seconds for each in every.values()) / 60:.0f} minutes', flush=True)
-    rows, where = {}, versions()
-    while left:
-        page = left[0]
-        try:
-            for words in jobs[page]:
+    rows = {}
+    try:
+        where = versions()
+        while left:
+            for words in jobs[left[0]]:
                 if words not in rows:  # some stand in several READMEs
                     print(f'{len(rows) + 1} of {len(every)}: python {" ".join(words)}', flush=True)
                     rows[words] = _rows_or_none(every[words])
-        except KeyboardInterrupt:
-            sys.exit('Stopped. This goes on: python Comparison/measure.py --readmes '
-                     + ' '.join(left))
-        # It is read again: somebody may have edited it meanwhile.
-        text, remarks = readmes.renewed((ROOT / page).read_text(encoding='utf-8'), rows.get)
-        if any(rows[words] for words in jobs[page]):
-            text = readmes.dated(text, time.strftime('%Y-%m-%d'), os.cpu_count(), *where)
-            part = (ROOT / page).with_suffix('.part')
-            part.write_text(text, encoding='utf-8')
-            os.replace(str(part), str(ROOT / page))
-        print('\n'.join(f'{page}, {remark}' for remark in [*remarks, 'done']), flush=True)
-        del left[0]
+            _write(ROOT / left[0], {words: rows[words] for words in jobs[left[0]]}, where)
+            del left[0]
+    except KeyboardInterrupt:
+        sys.exit('Stopped. This goes on: python Comparison/measure.py --readmes ' + ' '.join(left))
+
+
+def _write(path, rows, where):
+    """Puts new rows into a README, in one piece; says which of its rows are the old ones.
+
+    Args:
+      path: `pathlib.Path`.
+      rows: dict of lists of rows, or None, by the commands that made them.
+      where: versions of TensorFlow and Python.
+    """
+    # It is read again: somebody may have edited it meanwhile.
+    text, remarks = readmes.renewed(path.read_text(encoding='utf-8'), rows.get)
+    if any(rows.values()):
+        text = readmes.dated(text, time.strftime('%Y-%m-%d'), os.cpu_count(), *where)
+        part = path.with_suffix('.part')
+        part.write_text(text, encoding='utf-8')
+        os.replace(str(part), str(path))
+    for remark in [*remarks, 'done']:
+        print(f'{path.relative_to(ROOT)}, {remark}', flush=True)
 
 
 def _rows_or_none(each):
