@@ -13,8 +13,8 @@ import types
 import urllib.request
 
 from conftest import ROOT
+from processes import DID, Programs, wait_until
 from processes import examples as folders
-from processes import Programs, wait_until
 import psutil
 import pytest
 from tfdist import ports
@@ -73,6 +73,28 @@ def test_what_the_processes_noted():
         'steps': 350, 'steps_per_s': 600, 'stop_s': 1, 'bytes_per_step': 770,
         'tensorflow': '1.15.5', 'seconds_to_95': 0.7, 'staleness': '0:4 1:5 7:1',
         'curve': '30:0.5:0.5 50:0.7:0.96 200:1.2:0.97'}
+
+
+@pytest.mark.parametrize('folder, flags, sent', [
+    ('In-Graph-Replication', ['--mode=async'], True),
+    ('Multiple-GPUs-Single-Machine', ['--num_gpus=2'], False)])
+def test_threads_note_each_their_own(programs, tmp_path, folder, flags, sent):
+    """The process that drives them is the chief, and one of them tests."""
+    notes_dir = tmp_path / 'notes'
+    notes_dir.mkdir()
+    program = programs.run_sh(folder, *flags, '--train_steps=200', f'--notes_dir={notes_dir}',
+                              '--traced_runs=3', MODE='threads')
+    program.ends_well()
+    did, = [int(match['local_steps']) for match in program.matches(DID)]
+    notes = [json.loads(path.read_text(encoding='utf-8')) for path in notes_dir.iterdir()]
+    chief, other = sorted(notes, key=lambda note: not note['chief'])
+    assert chief['chief'] and not other['chief']
+    assert len(chief['curve']) > 1 and not other['curve']
+    # In-Graph-Replication traces five runs before it begins.
+    assert did - 5 <= len(chief['times']) + len(other['times']) <= did
+    for note in notes:
+        assert bool(note['bytes']) == sent and note['bytes'] is not None
+        assert sum(note['staleness'].values()) == (len(note['times']) if sent else 0)
 
 
 def test_a_run_of_another_length_is_an_error():

@@ -1,6 +1,7 @@
 """Notes that a program takes of its own training, for whoever compares runs.
 
-With --notes_dir=DIRECTORY each process that trains writes a JSON file there when it ends:
+With --notes_dir=DIRECTORY each process that trains writes a JSON file there when it ends; if it
+does so in several threads, one for each:
 
 - 'began' and 'times': when it began to train, and when each run of its train op ended, in seconds
   of the clock that all processes share;
@@ -15,6 +16,7 @@ import atexit
 import collections
 import json
 import os
+import threading
 import time
 import uuid
 
@@ -28,6 +30,7 @@ flags.DEFINE_integer('traced_runs', 0, 'of how many runs to note the bytes that 
                      lower_bound=0)
 
 _SHARE = 50  # testing may take one part in so many of the time
+_TRACING = threading.Lock()  # TensorFlow 2.21 traces one run of a process at a time
 
 
 def asked_for(test):
@@ -36,7 +39,7 @@ def asked_for(test):
 
 
 class Notes:
-    """Notes of one process, on each run of its train op."""
+    """Notes on each run of a train op."""
 
     def __init__(self, directory, traced_runs, test):
         """Begins; they are written when the process ends.
@@ -72,8 +75,9 @@ class Notes:
             if self._left_to_trace:
                 self._left_to_trace -= 1
                 self._traces.append(tf.RunMetadata())
-                result = session.run(train_op, options=traffic.TRACE,
-                                     run_metadata=self._traces[-1])
+                with _TRACING:
+                    result = session.run(train_op, options=traffic.TRACE,
+                                         run_metadata=self._traces[-1])
             else:
                 result = run()
             now = time.time()
