@@ -130,8 +130,14 @@ def pages(names):
 
     Args:
       names: list of strings, files and folders.
+
+    Raises:
+      SystemExit: if there is nothing of such a name.
     """
     found = [path.relative_to(ROOT) for path in [*ROOT.glob('*.md'), *ROOT.glob('[!.]*/*.md')]]
+    unknown = set(names) - {str(name) for path in found for name in (path, path.parent)}
+    if unknown:
+        sys.exit(f'There is no README of {", ".join(sorted(unknown))}.')
     return sorted(str(path) for path in found
                   if not names or str(path) in names or str(path.parent) in names)
 

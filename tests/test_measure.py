@@ -226,3 +226,5 @@ def test_there_are_such_readmes():
     assert {'README.md', 'AGN/README.md', 'docs/how-fast.md'} < set(pages)
     assert measure.pages(['AGN', 'docs/how-fast.md']) == ['AGN/README.md', 'docs/how-fast.md']
     assert len([page for page in pages if measure.jobs_of(page, None)]) > 20
+    with pytest.raises(SystemExit, match='no README of Agn'):
+        measure.pages(['AGN', 'Agn'])
