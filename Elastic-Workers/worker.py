@@ -49,11 +49,11 @@ def at_step(flag, task_index, otherwise):
     Args:
       flag: string, its name.
       task_index: int, this worker.
-      otherwise: float, the share of all steps if the flag does not name this worker.
+      otherwise: int, what to return if the flag does not name this worker.
     """
-    share = training_flags.of_worker(flag, task_index, otherwise, most=1,
+    share = training_flags.of_worker(flag, task_index, otherwise=None, most=1,
                                      form='worker:share, such as 1:0.5')
-    return int(share * FLAGS.train_steps)
+    return otherwise if share is None else int(share * FLAGS.train_steps)
 
 
 def join_and_train(_):
@@ -61,7 +61,8 @@ def join_and_train(_):
     # this worker. So the ps need not know it.
     resolver = cluster.resolve('worker', alone=True)
     cluster_spec, task_index = resolver.cluster_spec(), resolver.task_id
-    join_at, last_step = at_step('join_at', task_index, 0), at_step('leave_at', task_index, 1)
+    join_at = at_step('join_at', task_index, 0)
+    last_step = at_step('leave_at', task_index, FLAGS.train_steps)
     is_chief = task_index == 0
     worker_device = f'/job:worker/task:{task_index}'
     config = sessions.config(cluster_def=cluster_spec.as_cluster_def())

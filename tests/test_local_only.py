@@ -178,7 +178,7 @@ def test_a_tool_is_missing(programs, tmp_path, tools, missing):
     for tool in tools.split():
         (tmp_path / tool).symlink_to(shutil.which('true'))
     run = programs.start([shutil.which('bash'), ROOT / 'HogWild' / 'run.sh'],
-                         env={'PATH': str(tmp_path), 'LOCAL_ONLY': '1'})
+                         env={'PATH': str(tmp_path), 'LOCAL_ONLY': '1', 'PYTHON': sys.executable})
     run.fails(f'^run.sh: LOCAL_ONLY=1 needs Linux and its command {missing}, which is not here$')
     assert not run.out
 
