@@ -272,6 +272,7 @@ def steps(task):
     return [int(match['step']) for match in task.matches(STEP)]
 
 
+@pytest.mark.thorough
 def test_chief_and_ps_are_killed(programs, records):
     """With kill -9 in mid-training; started again, they reach the accuracy; it is exported."""
     model_dir = programs.directory / 'model'
@@ -362,16 +363,15 @@ def test_synchronous_by_one_command_for_all(programs, records, tmp_path):
     assert [int(task.wait_for(DID)['local_steps']) for task in (chief, worker)] == [200, 200]
     assert chief.wait_for(TEST)['accuracy'] == evaluator.matches(EVALUATED)[-1]['accuracy']
     # The next part of the test: what becomes of the model.
-    images = np.zeros([2, 64])
-    np.save(str(tmp_path / 'images.npy'), images)
-    predict = programs.start([*python('predict'), '--model_dir=model', '--images=images.npy'],
-                             cwd=tmp_path)
-    predict.ends_well()
-    assert len(predict.matches(r'image [01]: \d, probability 0\.\d{3}')) == 2
-    np.save(str(tmp_path / 'images.npy'), images.T)
-    predict = programs.start([*python('predict'), '--model_dir=model', '--images=images.npy'],
-                             cwd=tmp_path)
-    predict.fails(r'^--images=images.npy cannot be used: its shape is \(64, 2\), not \[images, 6')
+    predictions = []
+    for name, images in ('images', np.zeros([2, 64])), ('turned', np.zeros([64, 2])):
+        np.save(str(tmp_path / f'{name}.npy'), images)
+        predictions.append(programs.start(
+            [*python('predict'), '--model_dir=model', f'--images={name}.npy'], cwd=tmp_path))
+    predictions[0].ends_well()
+    assert len(predictions[0].matches(r'image [01]: \d, probability 0\.\d{3}')) == 2
+    predictions[1].fails(
+        r'^--images=turned.npy cannot be used: its shape is \(64, 2\), not \[images, 64\]')
 
 
 @pytest.mark.parametrize('program', ['evaluator'], indirect=True)
@@ -400,16 +400,18 @@ def python(program='task'):
     return [sys.executable, ROOT / FOLDER / f'{program}.py']
 
 
-@pytest.mark.parametrize('program, arguments, complaint', [
-    ('evaluator', [], '^evaluator: give the --model_dir of a run'),
-    ('evaluator', ['--model_dir=none', '--patience_secs=1'], 'no new checkpoint in none for 1 s'),
-    ('evaluator', ['--model_dir=/proc/below'], '^--model_dir=/proc/below cannot be made'),
-    ('predict', ['--images=x.npy'], '^--model_dir=None: nothing is exported there'),
-    ('predict', ['--model_dir=model'], '^predict: give the --images'),
-    ('task', [], '^task: give --job_name, or a task in TF_CONFIG'),
-    ('task', ['--job_name=boss'], 'flag --job_name=boss: .*<ps\\|worker\\|evaluator>'),
-])
-def test_what_is_wrong(programs, records, program, arguments, complaint):
-    if program == 'evaluator':
-        arguments = [*arguments, records]
-    programs.task(program, *arguments, folder=FOLDER).fails(complaint)
+def test_what_is_wrong(programs, records):
+    cases = [(programs.task(program, *arguments, folder=FOLDER), complaint)
+             for program, arguments, complaint in [
+                 ('evaluator', [records], '^evaluator: give the --model_dir of a run'),
+                 ('evaluator', [records, '--model_dir=none', '--patience_secs=1'],
+                  'no new checkpoint in none for 1 s'),
+                 ('evaluator', [records, '--model_dir=/proc/below'],
+                  '^--model_dir=/proc/below cannot be made'),
+                 ('predict', ['--images=x.npy'], '^--model_dir=None: nothing is exported there'),
+                 ('predict', ['--model_dir=model'], '^predict: give the --images'),
+                 ('task', [], '^task: give --job_name, or a task in TF_CONFIG'),
+                 ('task', ['--job_name=boss'],
+                  'flag --job_name=boss: .*<ps\\|worker\\|evaluator>')]]
+    for program, complaint in cases:
+        program.fails(complaint)
