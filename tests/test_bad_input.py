@@ -190,7 +190,8 @@ DAMAGES = {
 }
 
 
-@pytest.fixture(scope='module', params=['Distributed-Setup', 'Non-Distributed-Setup'])
+@pytest.fixture(scope='module', params=[
+    'Distributed-Setup', pytest.param('Non-Distributed-Setup', marks=pytest.mark.thorough)])
 def trained(request, tmp_path_factory):
     """A folder, and a model directory with its checkpoints at step 0 and 20."""
     directory = tmp_path_factory.mktemp('trained')

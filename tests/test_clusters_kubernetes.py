@@ -230,7 +230,8 @@ class Pods:
                                     dict(pod.env, PATH=self._path))
 
 
-@pytest.mark.parametrize('name', JOBS)
+@pytest.mark.parametrize('name', [
+    JOBS[0], *(pytest.param(name, marks=pytest.mark.thorough) for name in JOBS[1:])])
 def test_the_pods_train(programs, name, image, path):
     """With the manifest's own commands and arguments, but fewer steps."""
     reason = hosts.missing()

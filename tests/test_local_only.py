@@ -82,6 +82,7 @@ def test_from_outside(programs):
     assert not that_answer(ports)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures('_networks')
 def test_folders_run_as_without(programs):
     """One with files made before and an evaluator, and one whose train.py is a task."""

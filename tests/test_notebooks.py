@@ -122,6 +122,7 @@ def alone(tmp_path_factory):
     assert not programs.end()
 
 
+@pytest.mark.xdist_group('notebooks')
 @pytest.mark.parametrize('path', ALONE, ids=name_of)
 def test_runs_with_the_solutions_of_its_exercises(alone, path):
     run, copied = alone[path]
@@ -147,6 +148,7 @@ def together(tmp_path_factory):
     assert not programs.end()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('group, first', [
     pytest.param(i, first, id=f'{group[0].parent.name}-{first}')
     for i, group in enumerate(TOGETHER) for first in range(len(group))])

@@ -213,6 +213,7 @@ def test_several_dtypes_cannot_be_fused(program, cluster):
         program.Placement('fused', values, 2)
 
 
+@pytest.mark.thorough
 def test_the_run_says_so_and_others_go_on_with_its_checkpoint(programs, tmp_path):
     model_dir = f'--model_dir={tmp_path / "model"}'
     first = programs.run_sh(FOLDER, '--strategy=partitioned', '--train_steps=300', model_dir)

@@ -178,6 +178,7 @@ def test_a_synchronous_step_gives_up_a_worker_that_is_dead(together):
     servers[0].kill()  # a cluster engine would start the workers again
 
 
+@pytest.mark.thorough
 def test_with_backup_workers_a_dead_one_is_not_missed(together):
     tasks, servers, workers = together(3, '--replicas_to_aggregate=2')
     workers[2].kill()

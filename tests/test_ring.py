@@ -196,7 +196,9 @@ def started(programs):
     return start
 
 
-@pytest.mark.parametrize('victim, implementation', [(0, 'ring'), (2, 'ring'), (1, 'collective')])
+@pytest.mark.parametrize('victim, implementation', [
+    (0, 'ring'), pytest.param(2, 'ring', marks=pytest.mark.thorough),
+    pytest.param(1, 'collective', marks=pytest.mark.thorough)])
 def test_when_one_dies_all_end_and_a_new_start_resumes(started, programs, victim, implementation):
     flags = [f'--model_dir={programs.directory / "model"}', '--save_checkpoint_secs=1',
              f'--implementation={implementation}']
@@ -222,6 +224,7 @@ def test_when_one_dies_all_end_and_a_new_start_resumes(started, programs, victim
     assert workers[0].matches(TEST)
 
 
+@pytest.mark.thorough
 def test_a_worker_that_comes_late(programs):
     tasks = Tasks(programs, num_ps=0, num_workers=3, folder='Ring-AllReduce',
                   flags=['--train_steps=50'])
