@@ -8,6 +8,7 @@ import functools
 import inspect
 import re
 import signal
+import types
 
 from absl import flags
 from conftest import load_program, ROOT
@@ -82,7 +83,7 @@ class Player:
           **changes: of the hyperparameters.
         """
         program = load_program(folder)
-        hparams = type('', (), defaults(folder, **changes))
+        hparams = types.SimpleNamespace(**defaults(folder, **changes))
         self.ran, self._ms, self._squares = 0, ms, squares or (lambda values: values)
         with tf.Graph().as_default() as graph:
             global_step = tf.train.get_or_create_global_step()
@@ -97,7 +98,9 @@ class Player:
             self.scheme = self.schemes[0]
             self.state = tf.global_variables()
             initialize = tf.global_variables_initializer(), tf.local_variables_initializer()
-        self.session = tf.Session(graph=graph)
+        # A step that is never complete fails.
+        config = tf.ConfigProto(operation_timeout_in_ms=20000)
+        self.session = tf.Session(graph=graph, config=config)
         for op in initialize:
             self.session.run(op)
         self.own = [self.session.run(self.scheme.own) for _ in ms]
@@ -255,7 +258,7 @@ def test_each_part_does_its_own(player, folder, changes):
     pulled = played.pull()
     assert played.ran == 0
     pushed, _ = played.compute(1, pulled)
-    assert played.ran == scheme.local_steps(type('', (), defaults(folder, **changes)))
+    assert played.ran == scheme.local_steps(types.SimpleNamespace(**defaults(folder, **changes)))
     state = session.run(played.state)
     for value, same in zip(before, state):
         assert (value == same).all()
@@ -519,7 +522,7 @@ def test_downpour_pull_by_pull_and_push_by_push(player, n_fetch, n_push):
             variable.load(session.run(variable) + 0.25, session)
         played.state[0].load(session.run(played.state[0]) + 1, session)
 
-    for t in range(scheme.local_steps(type('', (), dict(n_fetch=n_fetch, n_push=n_push)))):
+    for t in range(np.lcm(n_fetch, n_push)):
         if t % n_fetch == 0:
             x, others = rule.center.copy(), 0
             fed.update(feed(next(pulls), played.pull()))
