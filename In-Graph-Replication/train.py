@@ -73,8 +73,8 @@ class Scheme:
             if hparams.mode == 'sync':
                 del push['staleness']  # it is always 0
             with tf.device(team[0][1]):
-                self.train_ops.append(dict(push, loss=exchange.mean(losses),
-                                           accuracy=exchange.mean(accuracies)))
+                computed = {'loss': exchange.mean(losses), 'accuracy': exchange.mean(accuracies)}
+                self.train_ops.append(dict(computed, **push))
 
 
 def replicate_and_train(_):

@@ -92,7 +92,8 @@ def test_the_commands_then_again(run):
     chief, worker = tasks[1:]
     chief.wait_for(BEGINS)
     for name in 'alpha', 'beta', 'gamma':
-        assert run.hosts.reaches('stranger', f'{name}:2222'), 'as the README says'
+        wait_until(lambda name=name: run.hosts.reaches('stranger', f'{name}:2222'),
+                   'as the README says, a stranger reaches', name)
     for task in tasks:
         task.ends_well()
     # Together: one that comes late may find nothing left to do.

@@ -119,7 +119,7 @@ def alone(tmp_path_factory):
     folder, programs = copy(directory), Programs(directory)
     yield {path: (execute(programs, [folder / path.name], '--solutions'), folder / path.name)
            for path in ALONE}
-    assert not programs.end()
+    programs.end()  # those that no test asked for; of the others nothing is left, see `check`
 
 
 @pytest.mark.xdist_group('notebooks')
@@ -145,10 +145,11 @@ def together(tmp_path_factory):
             order = copies[first:] + copies[:first]
             runs[i, first] = execute(programs, order), order
     yield runs
-    assert not programs.end()
+    programs.end()  # as in `alone`
 
 
 @pytest.mark.thorough
+@pytest.mark.xdist_group('notebooks')
 @pytest.mark.parametrize('group, first', [
     pytest.param(i, first, id=f'{group[0].parent.name}-{first}')
     for i, group in enumerate(TOGETHER) for first in range(len(group))])
