@@ -163,7 +163,7 @@ def test_the_model_of_another_problem(programs, tmp_path, source):
     """It is put into a copied folder, as the text says."""
     folder = copied('HogWild', tmp_path / 'my-project')
     (folder / 'model.py').write_text(source, encoding='utf-8')
-    run = programs.run_sh(folder, '--train_steps=1000')
+    run = programs.run_sh(folder, '--train_steps=3000')
     run.ends_well()
     assert len(run.matches(DID)) == 2
     assert float(run.wait_for(TEST)['accuracy']) > 0.9

@@ -12,7 +12,7 @@ import types
 from absl import flags
 from conftest import load_program
 import numpy as np
-from processes import BEGINS, checkpoints, DID, RESUMES, STEP, Tasks, TEST, wait_until
+from processes import BEGINS, DID, RESUMES, STEP, Tasks, TEST, wait_until
 import pytest
 import tensorflow.compat.v1 as tf
 from tfdist import batches, ring, seam
@@ -203,7 +203,9 @@ def test_when_one_dies_all_end_and_a_new_start_resumes(started, programs, victim
     flags = [f'--model_dir={programs.directory / "model"}', '--save_checkpoint_secs=1',
              f'--implementation={implementation}']
     tasks, workers = started(3, *flags)
-    wait_until(lambda: len(checkpoints(programs.directory / 'model')) >= 2, 'none by', *workers)
+    # As the file says that a new start reads: it is written after the checkpoint itself.
+    wait_until(lambda: not (tf.train.latest_checkpoint(str(programs.directory / 'model'))
+                            or '-0').endswith('-0'), 'none by', *workers)
     died = time.monotonic()
     workers[victim].kill()
     for i, worker in enumerate(workers):
