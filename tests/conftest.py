@@ -215,7 +215,9 @@ def toy(cluster, request):
     def make(folder, ms=(0, 0), start=(8.,), num_ps=1, loss_scale=1, **hparams):
         container = re.sub(r'[^A-Za-z0-9]', '.', f'{request.node.name}-{len(workers)}')
         hparams.setdefault('learning_rate', 0.5)
-        made = [ToyWorker(cluster, folder, i, container, start, m, num_ps, len(ms), loss_scale,
+        # Servers never forget which members and shapes a collective had.
+        servers = Cluster(1, len(ms)) if hparams.get('implementation') == 'collective' else cluster
+        made = [ToyWorker(servers, folder, i, container, start, m, num_ps, len(ms), loss_scale,
                           hparams)
                 for i, m in enumerate(ms)]
         for i, worker in enumerate(made):

@@ -5,7 +5,9 @@ from absl.testing import flagsaver
 from conftest import digits, load_program
 import numpy as np
 import pytest
+import sklearn.datasets
 import tensorflow.compat.v1 as tf
+from tfdist import datasets
 
 FLAGS = flags.FLAGS
 model = load_program('HogWild', 'model')
@@ -102,6 +104,15 @@ def test_test_set_is_whole_and_of_new_images():
     assert images.dtype == np.float32 and labels.dtype == np.int64
     known = {image.tobytes() for image in digits()[0]}
     assert not known & {image.tobytes() for image in images}
+
+
+def test_digits_are_those_of_scikit_learn():
+    images, labels = sklearn.datasets.load_digits(return_X_y=True)
+    order = np.random.RandomState(0).permutation(1797)
+    for ours, theirs in zip(datasets.digits(), [
+            (images / 16)[order[:1500]], labels[order[:1500]],
+            (images / 16)[order[1500:]], labels[order[1500:]]]):
+        assert ours.dtype == theirs.dtype and ours.tolist() == theirs.tolist()
 
 
 def test_mnist_is_read_from_data_dir(mnist):

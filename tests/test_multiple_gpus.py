@@ -508,6 +508,7 @@ def test_the_picture_is_of_the_trace_in_the_middle(program):
 SMALL = ['--train_steps=300', '--log_every_n_steps=50', '--decay_steps=300']
 
 
+@pytest.mark.thorough
 def test_threads_resume(programs, tmp_path):
     first = programs.run_sh(FOLDER, *SMALL, '--model_dir=model', MODE='threads', cwd=tmp_path)
     first.ends_well()
@@ -542,6 +543,7 @@ def sees(run, expected):
     assert expected in found
 
 
+@pytest.mark.thorough
 def test_workers_see_one_gpu_each(programs):
     """Those that the user lists; the ps sees none. Towers see all of them."""
     run = programs.run_sh(FOLDER, '--train_steps=400', '--log_every_n_steps=20', MODE='workers',

@@ -109,21 +109,26 @@ def check(run, paths):
 
 
 @pytest.fixture(scope='module')
-def alone(tmp_path_factory):
+def alone(request, tmp_path_factory):
     """The notebooks that stand alone, with their solutions, executed at the same time.
 
     They wait more than they compute. It is a dict of pairs by their paths: the program that
-    executes one, and the path of the copy.
+    executes one, and the path of the copy. Only those are in it that a test asks for.
     """
     directory = tmp_path_factory.mktemp('alone')
     folder, programs = copy(directory), Programs(directory)
+    asked = [item.callspec.params['path'] for item in request.session.items
+             if 'alone' in getattr(item, 'fixturenames', ())]
     yield {path: (execute(programs, [folder / path.name], '--solutions'), folder / path.name)
-           for path in ALONE}
+           for path in asked}
     programs.end()  # those that no test asked for; of the others nothing is left, see `check`
 
 
 @pytest.mark.xdist_group('notebooks')
-@pytest.mark.parametrize('path', ALONE, ids=name_of)
+@pytest.mark.parametrize('path', [
+    pytest.param(path, id=name_of(path),
+                 marks=[] if path.stem == 'Parameter-Server' else [pytest.mark.thorough])
+    for path in ALONE])
 def test_runs_with_the_solutions_of_its_exercises(alone, path):
     run, copied = alone[path]
     check(run, [copied])

@@ -9,12 +9,8 @@ import pytest
 LINGER = 20  # seconds; a ps takes 3 at most, and 27 to 70 when its session has no device filters
 
 
-def first_in_brief(count):
-    """Returns the numbers below `count`, of which `make test` takes the first."""
-    return [0, *(pytest.param(i, marks=pytest.mark.thorough) for i in range(1, count))]
-
-
-@pytest.mark.parametrize('cycle', first_in_brief(10))
+@pytest.mark.thorough
+@pytest.mark.parametrize('cycle', range(10))
 def test_four_workers_of_different_speed(programs, cycle):
     delays = [f'{(i + cycle) % 4}:{delay}' for i, delay in enumerate((0, 0.002, 0.01, 0.03))]
     run = programs.run_sh('HogWild', '--train_steps=100', f'--straggler={",".join(delays)}',
@@ -26,7 +22,8 @@ def test_four_workers_of_different_speed(programs, cycle):
     assert [match['name'] for match in run.matches(TEST)] == names[:1]
 
 
-@pytest.mark.parametrize('cycle', first_in_brief(20))
+@pytest.mark.parametrize('cycle', [
+    0, *(pytest.param(i, marks=pytest.mark.thorough) for i in range(1, 20))])
 def test_synchronous_workers_of_different_speed(programs, cycle):
     """Two to four, with and without a backup, in every scheme with a barrier or a ring."""
     # Distributed-MNIST has a barrier on demand, and tests of its own.
@@ -78,7 +75,8 @@ def test_the_ps_starts_after_its_workers_and_the_chief_after_the_others(programs
         task.ends_well()
 
 
-@pytest.mark.parametrize('early', [0, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize('early', [0, 1])
 def test_a_worker_that_ends_long_before_the_other(programs, early):
     tasks = Tasks(programs)
     ps = tasks.start('ps', 0)

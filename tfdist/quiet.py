@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import gc
 import os
 import sys
 import tempfile
@@ -42,9 +43,13 @@ if _QUIET:
 # this `tf.keras` is the older one, of the package tf_keras, if that is installed.
 os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
 # While it loads, TensorFlow 2.21 heeds no log level; both versions complain when they find no GPU.
+# What it makes then stays, so Python need not search it for garbage: a sixth of the time to load.
+gc.disable()
 with _held_back_stderr() if _QUIET else contextlib.nullcontext():
     import tensorflow.compat.v1 as tf
     tf.config.experimental.list_physical_devices('GPU')
+gc.freeze()
+gc.enable()
 if _QUIET:
     tf.logging.set_verbosity(tf.logging.FATAL)  # its errors are raised, too
 tf.disable_v2_behavior()
