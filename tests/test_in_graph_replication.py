@@ -228,7 +228,7 @@ def test_all_training_ends_with_the_chief_and_its_successor_goes_on(programs):
 @pytest.mark.parametrize('mode', ['sync', pytest.param('async', marks=pytest.mark.thorough)])
 def test_a_worker_is_killed_and_comes_back(programs, mode):
     """All replicas wait for it, in both modes: it is one session."""
-    tasks, servers, chief = start(programs, '--train_steps=3000', f'--mode={mode}')
+    tasks, servers, chief = start(programs, '--train_steps=600', f'--mode={mode}')
     servers['worker', 1].kill()
     before = len(chief.matches(STEP))
     servers['worker', 1] = tasks.start('worker', 1)
