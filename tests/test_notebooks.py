@@ -118,7 +118,7 @@ def alone(request, tmp_path_factory):
     directory = tmp_path_factory.mktemp('alone')
     folder, programs = copy(directory), Programs(directory)
     asked = [item.callspec.params['path'] for item in request.session.items
-             if 'alone' in getattr(item, 'fixturenames', ())]
+             if item.parent is request.node and 'alone' in item.fixturenames]
     yield {path: (execute(programs, [folder / path.name], '--solutions'), folder / path.name)
            for path in asked}
     programs.end()  # those that no test asked for; of the others nothing is left, see `check`
