@@ -88,7 +88,8 @@ def steps(task):
 
 def test_the_commands_then_again(run):
     """Each host has a copy of its own; the model directory is all that they share."""
-    tasks = run.start_all('--train_steps=300')
+    # Slow: they are still there when the stranger has come.
+    tasks = run.start_all('--train_steps=300', '--straggler=0:0.05,1:0.05')
     chief, worker = tasks[1:]
     chief.wait_for(BEGINS)
     for name in 'alpha', 'beta', 'gamma':
