@@ -121,7 +121,7 @@ def alone(request, tmp_path_factory):
              if item.parent is request.node and 'alone' in item.fixturenames]
     yield {path: (execute(programs, [folder / path.name], '--solutions'), folder / path.name)
            for path in asked}
-    programs.end()  # those that no test asked for; of the others nothing is left, see `check`
+    programs.end()  # those whose test was not reached; of the others nothing is left, see `check`
 
 
 @pytest.mark.xdist_group('notebooks')

@@ -1,5 +1,6 @@
 """The data sets, as arrays of NumPy: digits that scikit-learn brings along, files to download."""
 
+import functools
 import importlib.util
 import os
 import sys
@@ -12,6 +13,7 @@ import numpy as np
 MNIST_URL = 'https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz'
 
 
+@functools.lru_cache(maxsize=None)  # for training and for the test
 def digits():
     """Returns 1,500 digits to train on and 297 to test on, as (images, labels, images, labels).
 
