@@ -18,12 +18,11 @@ arXiv 1412.6651, algorithm 1.
 import time
 
 from absl import flags
-from tfdist import (building, checkpoints, cluster, console, ending, exchange, liveness, report,
-                    seam, sessions, training_flags, transfer)
+from tfdist import (building, checkpoints, cluster, console, ending, evaluation, exchange,
+                    liveness, models, report, seam, sessions, training_flags, transfer)
 from tfdist.quiet import tf
 
-import model
-
+model = models.load()
 FLAGS = flags.FLAGS
 training_flags.define(train_steps=500, learning_rate=0.1, communication_window=10)
 flags.DEFINE_float('moving_rate', None, 'alpha, the share of the distance that each side moves; '
@@ -37,7 +36,8 @@ class Scheme(seam.Seam):
       replica: list of `tf.Variable` on this worker, x.
     """
 
-    def make(self, loss_at, variables, global_step, hparams, task_index, num_workers):
+    def make(self, network, global_step, hparams, task_index, num_workers):
+        variables = network.variables
         moving_rate = hparams.moving_rate
         if moving_rate is None:
             moving_rate = 0.9 / num_workers
@@ -50,17 +50,15 @@ class Scheme(seam.Seam):
         step_read, center = self.pull[0], transfer.to_worker(self.pull[1:])
         y = [variable.read_value() for variable in self.replica]
         self.pushed = [moving_rate * (own - other) for own, other in zip(y, center)]
-        gradients, loss, accuracy = exchange.gradients_at(loss_at, y)
+        gradients, of_batch = network.gradients_at(y)
         x = exchange.add(exchange.add(y, self.pushed, -1), gradients, -hparams.learning_rate)
-        losses, accuracies = [loss], [accuracy]
+        figures = [of_batch]
         for _ in range(hparams.communication_window - 1):
-            gradients, loss, accuracy = exchange.gradients_at(loss_at, x)
+            gradients, of_batch = network.gradients_at(x)
             x = exchange.add(x, gradients, -hparams.learning_rate)
-            losses.append(loss)
-            accuracies.append(accuracy)
+            figures.append(of_batch)
         with tf.control_dependencies([exchange.assign(self.replica, x)]):
-            self.computed = {'loss': exchange.mean(losses),
-                             'accuracy': exchange.mean(accuracies)}
+            self.computed = exchange.mean(figures)
         push = exchange.add_to(variables, transfer.to_ps(self.pushed, variables))
         with tf.control_dependencies([push]):
             self.push = exchange.count(global_step, step_read)
@@ -81,17 +79,14 @@ def main(_):
     with tf.device(tf.train.replica_device_setter(cluster=cluster_spec,
                                                   worker_device=worker_device)):
         global_step = tf.train.get_or_create_global_step()
-        _, test_accuracy = model.loss_and_accuracy(*model.test_set())
-        center = tf.trainable_variables()
         local_steps = Scheme.local_steps(FLAGS)
         batches = model.train_batches(FLAGS.batch_size, local_steps, task_index, num_workers,
                                       FLAGS.seed)
-        loss_at = building.make_loss_at(model.loss_and_accuracy, center, batches,
-                                        training_flags.straggler_delay(task_index))
-        scheme = Scheme(loss_at, center, global_step, FLAGS, task_index, num_workers)
+        network = building.Network(model, batches, training_flags.straggler_delay(task_index))
+        test = evaluation.Test(model, network) if is_chief else None
+        scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
 
-    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait,
-                                           test_accuracy if is_chief else None)
+    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test)
     hooks = scheme.hooks + [past_the_hooks, ending.SayDone(resolver)]
     liveness.watch(resolver)
     if is_chief:
@@ -118,8 +113,8 @@ def main(_):
         while progress.global_step < FLAGS.train_steps and not session.should_stop():
             session.run_step_fn(train)
         progress.done()
-        if is_chief:
-            progress.test(session.run(test_accuracy))
+        if test:
+            progress.test(session.run_step_fn(test.in_step))
 
 
 if __name__ == '__main__':

@@ -19,12 +19,11 @@ Stochastic Gradient Descent with Delay Compensation", ICML 2017, arXiv 1609.0832
 import time
 
 from absl import flags
-from tfdist import (building, checkpoints, cluster, console, ending, exchange, liveness, report,
-                    seam, sessions, training_flags, transfer)
+from tfdist import (building, checkpoints, cluster, console, ending, evaluation, exchange,
+                    liveness, models, report, seam, sessions, training_flags, transfer)
 from tfdist.quiet import tf
 
-import model
-
+model = models.load()
 FLAGS = flags.FLAGS
 training_flags.define(train_steps=3000, learning_rate=0.1)
 flags.DEFINE_enum('variance', 'constant', ['constant', 'adaptive'], 'what becomes of lambda_0')
@@ -43,15 +42,15 @@ class Scheme(seam.Seam):
         if the variance is constant. The push brings them up to date.
     """
 
-    def make(self, loss_at, variables, global_step, hparams, task_index, num_workers):
+    def make(self, network, global_step, hparams, task_index, num_workers):
+        variables = network.variables
         lambda_0 = hparams.lambda_0
         if lambda_0 is None:
             lambda_0 = {'constant': 0.04, 'adaptive': 2.}[hparams.variance]
         # The ps keeps what this worker read until the push comes: both are in one run.
         self.pull = exchange.pull(variables, global_step)
         step_read, backup = self.pull[0], self.pull[1:]
-        self.pushed, loss, accuracy = exchange.gradients_at(loss_at, transfer.to_worker(backup))
-        self.computed = {'loss': loss, 'accuracy': accuracy}
+        self.pushed, self.computed = network.gradients_at(transfer.to_worker(backup))
         arrived = exchange.arrive(transfer.to_ps(self.pushed, variables), variables)
         lambdas = [lambda_0] * len(variables)
         if hparams.variance == 'adaptive':
@@ -116,17 +115,14 @@ def main(_):
     with tf.device(tf.train.replica_device_setter(cluster=cluster_spec,
                                                   worker_device=worker_device)):
         global_step = tf.train.get_or_create_global_step()
-        _, test_accuracy = model.loss_and_accuracy(*model.test_set())
-        center = tf.trainable_variables()
         local_steps = Scheme.local_steps(FLAGS)
         batches = model.train_batches(FLAGS.batch_size, local_steps, task_index, num_workers,
                                       FLAGS.seed)
-        loss_at = building.make_loss_at(model.loss_and_accuracy, center, batches,
-                                        training_flags.straggler_delay(task_index))
-        scheme = Scheme(loss_at, center, global_step, FLAGS, task_index, num_workers)
+        network = building.Network(model, batches, training_flags.straggler_delay(task_index))
+        test = evaluation.Test(model, network) if is_chief else None
+        scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
 
-    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait,
-                                           test_accuracy if is_chief else None)
+    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test)
     hooks = scheme.hooks + [past_the_hooks, ending.SayDone(resolver)]
     liveness.watch(resolver)
     if is_chief:
@@ -153,8 +149,8 @@ def main(_):
         while progress.global_step < FLAGS.train_steps and not session.should_stop():
             session.run_step_fn(train)
         progress.done()
-        if is_chief:
-            progress.test(session.run(test_accuracy))
+        if test:
+            progress.test(session.run_step_fn(test.in_step))
 
 
 if __name__ == '__main__':

@@ -19,12 +19,11 @@ import time
 
 from absl import flags
 import numpy as np
-from tfdist import (building, checkpoints, cluster, console, ending, exchange, liveness, report,
-                    seam, sessions, training_flags, transfer)
+from tfdist import (building, checkpoints, cluster, console, ending, evaluation, exchange,
+                    liveness, models, report, seam, sessions, tables, training_flags, transfer)
 from tfdist.quiet import tf
 
-import model
-
+model = models.load()
 FLAGS = flags.FLAGS
 training_flags.define(train_steps=500, learning_rate=0.1)
 flags.DEFINE_integer('n_fetch', 10, 'local steps between two pulls', lower_bound=1)
@@ -50,11 +49,12 @@ class Scheme(seam.Seam):
     def local_steps(hparams):
         return int(np.lcm(hparams.n_fetch, hparams.n_push))
 
-    def make(self, loss_at, variables, global_step, hparams, task_index, num_workers):
+    def make(self, network, global_step, hparams, task_index, num_workers):
+        variables = network.variables
         adagrad = tf.train.AdagradOptimizer(hparams.server_learning_rate,
                                             hparams.initial_accumulator_value)
         zeros = exchange.zeros_like(variables)
-        x, a, last_step, losses, accuracies = zeros, zeros, [], [], []
+        x, a, last_step, figures = zeros, zeros, [], []
         self.pulls, self.pushes = [], []
         for t in range(self.local_steps(hparams)):
             if t % hparams.n_fetch == 0:
@@ -63,7 +63,7 @@ class Scheme(seam.Seam):
                     self.pulls.append(exchange.pull(variables, global_step))
                 step_read, x = self.pulls[-1][0], transfer.to_worker(self.pulls[-1][1:])
                 pushes_before = len(self.pushes)
-            gradients, loss, accuracy = exchange.gradients_at(loss_at, x)
+            gradients, of_batch = network.gradients_at(x)
             a = exchange.add(a, gradients)
             x = exchange.add(x, gradients, -hparams.learning_rate)
             if (t + 1) % hparams.n_push == 0:
@@ -71,17 +71,16 @@ class Scheme(seam.Seam):
                 with tf.control_dependencies(last_step):
                     arrived = exchange.arrive(arrived, variables)
                 with tf.device(global_step.device):  # that is where the step size is wanted
-                    push = adagrad.apply_gradients(zip(arrived, variables))
+                    push = adagrad.apply_gradients(tables.of_optimizer(arrived, variables))
                 with tf.control_dependencies([push]):
                     push = exchange.count(global_step, step_read)
                 push['staleness'] -= len(self.pushes) - pushes_before  # this worker's own
                 self.pushes.append((a, arrived, push))
                 last_step = [push['global_step']]
                 a = zeros
-            losses.append(loss)
-            accuracies.append(accuracy)
+            figures.append(of_batch)
         self.pull = self.pulls[0]
-        self.computed = {'loss': exchange.mean(losses), 'accuracy': exchange.mean(accuracies)}
+        self.computed = exchange.mean(figures)
         self.pushed = [tensor for pushed, _, _ in self.pushes for tensor in pushed]
         self.push = {'global_step': last_step[0],
                      'staleness': tf.stack([push['staleness'] for _, _, push in self.pushes])}
@@ -102,17 +101,14 @@ def main(_):
     with tf.device(tf.train.replica_device_setter(cluster=cluster_spec,
                                                   worker_device=worker_device)):
         global_step = tf.train.get_or_create_global_step()
-        _, test_accuracy = model.loss_and_accuracy(*model.test_set())
-        center = tf.trainable_variables()
         local_steps = Scheme.local_steps(FLAGS)
         batches = model.train_batches(FLAGS.batch_size, local_steps, task_index, num_workers,
                                       FLAGS.seed)
-        loss_at = building.make_loss_at(model.loss_and_accuracy, center, batches,
-                                        training_flags.straggler_delay(task_index))
-        scheme = Scheme(loss_at, center, global_step, FLAGS, task_index, num_workers)
+        network = building.Network(model, batches, training_flags.straggler_delay(task_index))
+        test = evaluation.Test(model, network) if is_chief else None
+        scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
 
-    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait,
-                                           test_accuracy if is_chief else None)
+    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test)
     hooks = scheme.hooks + [past_the_hooks, ending.SayDone(resolver)]
     liveness.watch(resolver)
     if is_chief:
@@ -139,8 +135,8 @@ def main(_):
         while progress.global_step < FLAGS.train_steps and not session.should_stop():
             session.run_step_fn(train)
         progress.done()
-        if is_chief:
-            progress.test(session.run(test_accuracy))
+        if test:
+            progress.test(session.run_step_fn(test.in_step))
 
 
 if __name__ == '__main__':

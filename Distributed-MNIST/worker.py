@@ -14,12 +14,11 @@ Diederik P. Kingma, Jimmy Ba, "Adam: A Method for Stochastic Optimization", arXi
 import time
 
 from absl import flags
-from tfdist import (barrier, building, checkpoints, cluster, console, ending, exchange, liveness,
-                    report, sessions, training_flags, transfer)
+from tfdist import (barrier, building, checkpoints, cluster, console, ending, evaluation, exchange,
+                    liveness, models, report, sessions, training_flags, transfer)
 from tfdist.quiet import tf
 
-import model
-
+model = models.load()
 FLAGS = flags.FLAGS
 training_flags.define(train_steps=2000, learning_rate=0.001)
 flags.DEFINE_boolean('is_sync', False, 'take each step together, with the mean of all gradients')
@@ -28,17 +27,16 @@ flags.DEFINE_boolean('is_sync', False, 'take each step together, with the mean o
 class Scheme(barrier.Synchronous):
     """Adam on a center that lives on the ps, synchronous or asynchronous."""
 
-    def make(self, loss_at, variables, global_step, hparams, task_index, num_workers):
+    def make(self, network, global_step, hparams, task_index, num_workers):
+        variables = network.variables
         self.pull = exchange.pull(variables, global_step)
         step_read, center = self.pull[0], transfer.to_worker(self.pull[1:])
-        loss, accuracy = loss_at(center)
-        gradients = tf.gradients(loss, center)
-        self.computed = {'loss': loss, 'accuracy': accuracy}
-        adam = tf.train.AdamOptimizer(hparams.learning_rate)
+        gradients, self.computed = network.gradients_at(center)
+        adam = network.optimizer(hparams.learning_rate, tf.train.AdamOptimizer)
         if hparams.is_sync:
-            self.meet(adam, gradients, variables, global_step, hparams, task_index, num_workers)
+            self.meet(adam, gradients, network, global_step, hparams, task_index, num_workers)
         else:
-            self.pushed = exchange.known(gradients)
+            self.pushed = gradients
             push = exchange.apply(adam, gradients, variables, global_step)
             with tf.control_dependencies([push]):
                 self.push = exchange.count(global_step, step_read)
@@ -59,17 +57,14 @@ def main(_):
     with tf.device(tf.train.replica_device_setter(cluster=cluster_spec,
                                                   worker_device=worker_device)):
         global_step = tf.train.get_or_create_global_step()
-        _, test_accuracy = model.loss_and_accuracy(*model.test_set())
-        center = tf.trainable_variables()
         local_steps = Scheme.local_steps(FLAGS)
         batches = model.train_batches(FLAGS.batch_size, local_steps, task_index, num_workers,
                                       FLAGS.seed)
-        loss_at = building.make_loss_at(model.loss_and_accuracy, center, batches,
-                                        training_flags.straggler_delay(task_index))
-        scheme = Scheme(loss_at, center, global_step, FLAGS, task_index, num_workers)
+        network = building.Network(model, batches, training_flags.straggler_delay(task_index))
+        test = evaluation.Test(model, network) if is_chief else None
+        scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
 
-    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait,
-                                           test_accuracy if is_chief else None)
+    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test)
     hooks = scheme.hooks + [past_the_hooks, ending.SayDone(resolver)]
     liveness.watch(resolver)
     if is_chief:
@@ -96,8 +91,8 @@ def main(_):
         while progress.global_step < FLAGS.train_steps and not session.should_stop():
             session.run_step_fn(train)
         progress.done()
-        if is_chief:
-            progress.test(session.run(test_accuracy))
+        if test:
+            progress.test(session.run_step_fn(test.in_step))
 
 
 if __name__ == '__main__':

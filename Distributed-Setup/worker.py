@@ -10,12 +10,11 @@ asynchronous; see HogWild for what happens then.
 import time
 
 from absl import flags
-from tfdist import (building, checkpoints, cluster, console, ending, exchange, liveness, report,
-                    seam, sessions, training_flags, transfer)
+from tfdist import (building, checkpoints, cluster, console, ending, evaluation, exchange,
+                    liveness, models, report, seam, sessions, training_flags, transfer)
 from tfdist.quiet import tf
 
-import model
-
+model = models.load()
 FLAGS = flags.FLAGS
 training_flags.define(train_steps=3000, learning_rate=0.1)
 
@@ -23,15 +22,13 @@ training_flags.define(train_steps=3000, learning_rate=0.1)
 class Scheme(seam.Seam):
     """Plain SGD on a center that lives on the ps: one pull and one push in each local step."""
 
-    def make(self, loss_at, variables, global_step, hparams, task_index, num_workers):
+    def make(self, network, global_step, hparams, task_index, num_workers):
+        variables = network.variables
         self.pull = exchange.pull(variables, global_step)
         center = transfer.to_worker(self.pull[1:])
-        loss, accuracy = loss_at(center)
-        gradients = tf.gradients(loss, center)
-        self.computed = {'loss': loss, 'accuracy': accuracy}
-        self.pushed = exchange.known(gradients)
-        optimizer = tf.train.GradientDescentOptimizer(hparams.learning_rate)
-        push = exchange.apply(optimizer, gradients, variables, global_step)
+        self.pushed, self.computed = network.gradients_at(center)
+        optimizer = network.optimizer(hparams.learning_rate)
+        push = exchange.apply(optimizer, self.pushed, variables, global_step)
         with tf.control_dependencies([push]):
             self.push = {'global_step': exchange.count(global_step, self.pull[0])['global_step']}
 
@@ -51,17 +48,14 @@ def main(_):
     with tf.device(tf.train.replica_device_setter(cluster=cluster_spec,
                                                   worker_device=worker_device)):
         global_step = tf.train.get_or_create_global_step()
-        _, test_accuracy = model.loss_and_accuracy(*model.test_set())
-        center = tf.trainable_variables()
         local_steps = Scheme.local_steps(FLAGS)
         batches = model.train_batches(FLAGS.batch_size, local_steps, task_index, num_workers,
                                       FLAGS.seed)
-        loss_at = building.make_loss_at(model.loss_and_accuracy, center, batches,
-                                        training_flags.straggler_delay(task_index))
-        scheme = Scheme(loss_at, center, global_step, FLAGS, task_index, num_workers)
+        network = building.Network(model, batches, training_flags.straggler_delay(task_index))
+        test = evaluation.Test(model, network) if is_chief else None
+        scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
 
-    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait,
-                                           test_accuracy if is_chief else None)
+    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test)
     hooks = scheme.hooks + [past_the_hooks, ending.SayDone(resolver)]
     liveness.watch(resolver)
     if is_chief:
@@ -88,8 +82,8 @@ def main(_):
         while progress.global_step < FLAGS.train_steps and not session.should_stop():
             session.run_step_fn(train)
         progress.done()
-        if is_chief:
-            progress.test(session.run(test_accuracy))
+        if test:
+            progress.test(session.run_step_fn(test.in_step))
 
 
 if __name__ == '__main__':

@@ -19,12 +19,11 @@ Distributed Parameter Servers", SIGMOD 2017.
 import time
 
 from absl import flags
-from tfdist import (building, checkpoints, cluster, console, ending, exchange, liveness, report,
-                    seam, sessions, training_flags, transfer)
+from tfdist import (building, checkpoints, cluster, console, ending, evaluation, exchange,
+                    liveness, models, report, seam, sessions, training_flags, transfer)
 from tfdist.quiet import tf
 
-import model
-
+model = models.load()
 FLAGS = flags.FLAGS
 training_flags.define(train_steps=800, learning_rate=0.1, communication_window=5)
 flags.DEFINE_boolean('constant', False, 'divide by the number of workers, not by the staleness + 1')
@@ -33,7 +32,8 @@ flags.DEFINE_boolean('constant', False, 'divide by the number of workers, not by
 class Scheme(seam.Seam):
     """Dynamic SGD: pull, a window of local steps, a commit scaled by its staleness."""
 
-    def make(self, loss_at, variables, global_step, hparams, task_index, num_workers):
+    def make(self, network, global_step, hparams, task_index, num_workers):
+        variables = network.variables
         with tf.device(global_step.device):
             section = tf.CriticalSection(shared_name='center')
 
@@ -45,13 +45,12 @@ class Scheme(seam.Seam):
         with tf.device(global_step.device):
             version = section.execute(read)
         center = transfer.to_worker(self.pull[1:])
-        x, losses, accuracies = center, [], []
+        x, figures = center, []
         for _ in range(hparams.communication_window):
-            gradients, loss, accuracy = exchange.gradients_at(loss_at, x)
+            gradients, of_batch = network.gradients_at(x)
             x = exchange.add(x, gradients, -hparams.learning_rate)
-            losses.append(loss)
-            accuracies.append(accuracy)
-        self.computed = {'loss': exchange.mean(losses), 'accuracy': exchange.mean(accuracies)}
+            figures.append(of_batch)
+        self.computed = exchange.mean(figures)
         self.pushed = exchange.add(x, center, -1)
         deltas = exchange.arrive(transfer.to_ps(self.pushed, variables), variables)
 
@@ -86,17 +85,14 @@ def main(_):
     with tf.device(tf.train.replica_device_setter(cluster=cluster_spec,
                                                   worker_device=worker_device)):
         global_step = tf.train.get_or_create_global_step()
-        _, test_accuracy = model.loss_and_accuracy(*model.test_set())
-        center = tf.trainable_variables()
         local_steps = Scheme.local_steps(FLAGS)
         batches = model.train_batches(FLAGS.batch_size, local_steps, task_index, num_workers,
                                       FLAGS.seed)
-        loss_at = building.make_loss_at(model.loss_and_accuracy, center, batches,
-                                        training_flags.straggler_delay(task_index))
-        scheme = Scheme(loss_at, center, global_step, FLAGS, task_index, num_workers)
+        network = building.Network(model, batches, training_flags.straggler_delay(task_index))
+        test = evaluation.Test(model, network) if is_chief else None
+        scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
 
-    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait,
-                                           test_accuracy if is_chief else None)
+    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test)
     hooks = scheme.hooks + [past_the_hooks, ending.SayDone(resolver)]
     liveness.watch(resolver)
     if is_chief:
@@ -123,8 +119,8 @@ def main(_):
         while progress.global_step < FLAGS.train_steps and not session.should_stop():
             session.run_step_fn(train)
         progress.done()
-        if is_chief:
-            progress.test(session.run(test_accuracy))
+        if test:
+            progress.test(session.run_step_fn(test.in_step))
 
 
 if __name__ == '__main__':

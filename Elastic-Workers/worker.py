@@ -13,12 +13,11 @@ import threading
 import time
 
 from absl import flags
-from tfdist import (building, checkpoints, cluster, console, exchange, liveness, membership, report,
-                    seam, sessions, training_flags, transfer)
+from tfdist import (building, checkpoints, cluster, console, evaluation, exchange, liveness,
+                    membership, models, report, seam, sessions, training_flags, transfer)
 from tfdist.quiet import tf
 
-import model
-
+model = models.load()
 FLAGS = flags.FLAGS
 training_flags.define(train_steps=3000, learning_rate=0.1)
 flags.DEFINE_boolean('use_locking', False, 'let one worker at a time write to a variable')
@@ -30,15 +29,13 @@ flags.DEFINE_list('leave_at', [], 'worker:share[,...], it leaves when so much of
 class Scheme(seam.Seam):
     """HogWild!: one pull and one push in each local step, and no coordination."""
 
-    def make(self, loss_at, variables, global_step, hparams, task_index, num_workers):
+    def make(self, network, global_step, hparams, task_index, num_workers):
+        variables = network.variables
         self.pull = exchange.pull(variables, global_step)
         step_read, center = self.pull[0], transfer.to_worker(self.pull[1:])
-        loss, accuracy = loss_at(center)
-        gradients = tf.gradients(loss, center)
-        self.computed = {'loss': loss, 'accuracy': accuracy}
-        self.pushed = exchange.known(gradients)
-        optimizer = tf.train.GradientDescentOptimizer(hparams.learning_rate, hparams.use_locking)
-        push = exchange.apply(optimizer, gradients, variables, global_step)
+        self.pushed, self.computed = network.gradients_at(center)
+        optimizer = network.optimizer(hparams.learning_rate, use_locking=hparams.use_locking)
+        push = exchange.apply(optimizer, self.pushed, variables, global_step)
         with tf.control_dependencies([push]):
             self.push = exchange.count(global_step, step_read)
 
@@ -79,18 +76,15 @@ def join_and_train(_):
     with tf.device(tf.train.replica_device_setter(cluster=cluster_spec,
                                                   worker_device=worker_device)):
         global_step = tf.train.get_or_create_global_step()
-        _, test_accuracy = model.loss_and_accuracy(*model.test_set())
-        center = tf.trainable_variables()
         local_steps = Scheme.local_steps(FLAGS)
         # Nobody knows how many shards would be needed: all data, in an order of this worker's own.
         batches = model.train_batches(FLAGS.batch_size, local_steps,
                                       seed=FLAGS.seed + 1000 * task_index)
-        loss_at = building.make_loss_at(model.loss_and_accuracy, center, batches,
-                                        training_flags.straggler_delay(task_index))
-        scheme = Scheme(loss_at, center, global_step, FLAGS, task_index, num_workers=None)
+        network = building.Network(model, batches, training_flags.straggler_delay(task_index))
+        test = evaluation.Test(model, network) if is_chief else None
+        scheme = Scheme(network, global_step, FLAGS, task_index, num_workers=None)
 
-    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait,
-                                           test_accuracy if is_chief else None)
+    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test)
     member = membership.Member(resolver)
     hooks = scheme.hooks + [past_the_hooks, member]
     liveness.watch(resolver)
@@ -125,8 +119,8 @@ def join_and_train(_):
             session.run_step_fn(train)
         member.is_done = progress.global_step >= FLAGS.train_steps
         progress.done()
-        if is_chief:
-            progress.test(session.run(test_accuracy))
+        if test:
+            progress.test(session.run_step_fn(test.in_step))
 
 
 if __name__ == '__main__':

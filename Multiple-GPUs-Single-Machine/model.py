@@ -17,8 +17,6 @@ import tensorflow.compat.v1 as tf
 FLAGS = flags.FLAGS
 flags.DEFINE_enum('dataset', 'digits', ['digits', 'cifar10'],
                   'digits: 8x8 grey images, part of scikit-learn; cifar10: 32x32 in color')
-flags.DEFINE_string('data_dir', os.path.join('~', '.cache', 'cifar10'),
-                    'where cifar-10-binary.tar.gz is, or is put after its download')
 flags.DEFINE_float('weight_decay', 1e-4, "how much of the weights' squares is in the loss",
                    lower_bound=0)
 
@@ -41,7 +39,7 @@ def _cifar10():
     Raises:
       SystemExit: if the archive is neither there nor to be had, or is not what it should be.
     """
-    path = datasets.fetch(_CIFAR_URL, FLAGS.data_dir, 'cifar10')
+    path = datasets.fetch(_CIFAR_URL, datasets.directory('cifar10'), 'cifar10')
     try:
         with tarfile.open(path, 'r:gz') as archive:
             train, test = [], []

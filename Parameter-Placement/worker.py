@@ -139,7 +139,8 @@ class Placement:
 class Scheme(seam.Seam):
     """Plain SGD on a center that lives on the ps: one pull and one push in each local step."""
 
-    def make(self, loss_at, variables, global_step, hparams, task_index, num_workers):
+    def make(self, network, global_step, hparams, task_index, num_workers):
+        variables = network.variables
         self.pull = exchange.pull(variables, global_step)
         gradients, loss, accuracy = exchange.gradients_at(loss_at, self.pull[1:])
         self.computed = {'loss': loss, 'accuracy': accuracy}
@@ -198,8 +199,7 @@ def place_and_train(_):
         scheme, test_accuracy = make_scheme(batches, model.test_set(), global_step, cluster_spec,
                                             worker_device)
 
-    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait,
-                                           test_accuracy if is_chief else None)
+    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test)
     hooks = scheme.hooks + [past_the_hooks, ending.SayDone(resolver)]
     liveness.watch(resolver)
     if is_chief:
@@ -233,8 +233,8 @@ def place_and_train(_):
         while progress.global_step < FLAGS.train_steps and not session.should_stop():
             session.run_step_fn(train)
         progress.done()
-        if is_chief:
-            progress.test(session.run(test_accuracy))
+        if test:
+            progress.test(session.run_step_fn(test.in_step))
 
 
 if __name__ == '__main__':

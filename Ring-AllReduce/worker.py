@@ -16,12 +16,11 @@ import collections
 import time
 
 from absl import flags
-from tfdist import (building, checkpoints, cluster, console, exchange, report, ring, seam, sessions,
-                    training_flags, warmup)
+from tfdist import (building, checkpoints, cluster, console, evaluation, models, report, ring,
+                    seam, sessions, training_flags, warmup)
 from tfdist.quiet import tf
 
-import model
-
+model = models.load()
 FLAGS = flags.FLAGS
 training_flags.define(train_steps=2000, learning_rate=0.1,
                       counted='updates, each by all workers together')
@@ -159,10 +158,10 @@ class Scheme(seam.Seam):
       sums: list of tensors, those of `pushed` summed over all workers; what `push` waits for.
     """
 
-    def make(self, loss_at, variables, global_step, hparams, task_index, num_workers):
+    def make(self, network, global_step, hparams, task_index, num_workers):
+        variables = network.variables
         self.pull = [global_step.read_value()] + [variable.read_value() for variable in variables]
-        gradients, loss, accuracy = exchange.gradients_at(loss_at, self.pull[1:])
-        self.computed = {'loss': loss, 'accuracy': accuracy}
+        gradients, self.computed = network.gradients_at(self.pull[1:])
         self.pushed = flatten(gradients)
         if hparams.implementation == 'ring':
             together = AllReduce(task_index, num_workers, self.worker_device)
@@ -171,7 +170,7 @@ class Scheme(seam.Seam):
             self.sums = [collective_sum(vector, num_workers, key)
                          for key, vector in enumerate(self.pushed, 1)]
         means = unflatten([total / num_workers for total in self.sums], gradients)
-        optimizer = tf.train.GradientDescentOptimizer(
+        optimizer = network.optimizer(
             warmup.scaled_learning_rate(hparams, num_workers, global_step))
         with tf.control_dependencies([optimizer.apply_gradients(zip(means, variables))]):
             self.push = {'global_step': global_step.assign_add(1)}
@@ -195,18 +194,15 @@ def meet_and_train(_):
     tf.set_random_seed(FLAGS.seed)
     with tf.device(worker_device):
         global_step = tf.train.get_or_create_global_step()
-        _, test_accuracy = model.loss_and_accuracy(*model.test_set())
-        parameters = tf.trainable_variables()
         local_steps = Scheme.local_steps(FLAGS)
         batches = model.train_batches(FLAGS.batch_size, local_steps, task_index, num_workers,
                                       FLAGS.seed)
-        loss_at = building.make_loss_at(model.loss_and_accuracy, parameters, batches,
-                                        training_flags.straggler_delay(task_index))
-        scheme = Scheme(loss_at, parameters, global_step, FLAGS, task_index, num_workers)
+        network = building.Network(model, batches, training_flags.straggler_delay(task_index))
+        test = evaluation.Test(model, network) if is_chief else None
+        scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
         together = ring.Ring(resolver, tf.global_variables())
 
-    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait,
-                                           test_accuracy if is_chief else None)
+    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test)
     model_dir = FLAGS.model_dir if is_chief else None  # all have the same to save
     checkpoints.check_model_dir(model_dir)
     with tf.train.MonitoredTrainingSession(
@@ -229,8 +225,8 @@ def meet_and_train(_):
         while progress.global_step < FLAGS.train_steps:
             session.run_step_fn(train)
         progress.done()
-        if is_chief:
-            progress.test(session.run(test_accuracy))
+        if test:
+            progress.test(session.run_step_fn(test.in_step))
     together.leave(server)
 
 

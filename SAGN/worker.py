@@ -16,12 +16,11 @@ the barrier of synchronous SGD.
 import time
 
 from absl import flags
-from tfdist import (barrier, building, checkpoints, cluster, console, ending, exchange, liveness,
-                    report, sessions, training_flags, transfer)
+from tfdist import (barrier, building, checkpoints, cluster, console, ending, evaluation, exchange,
+                    liveness, models, report, sessions, training_flags, transfer)
 from tfdist.quiet import tf
 
-import model
-
+model = models.load()
 FLAGS = flags.FLAGS
 training_flags.define(train_steps=1000, learning_rate=0.2, communication_window=10)
 
@@ -29,20 +28,20 @@ training_flags.define(train_steps=1000, learning_rate=0.2, communication_window=
 class Scheme(barrier.Synchronous):
     """Synchronous AGN: pull, a window of local steps, push of its mean gradient, barrier."""
 
-    def make(self, loss_at, variables, global_step, hparams, task_index, num_workers):
+    def make(self, network, global_step, hparams, task_index, num_workers):
+        variables = network.variables
         self.pull = exchange.pull(variables, global_step)
         center = transfer.to_worker(self.pull[1:])
-        x, losses, accuracies = center, [], []
+        x, figures = center, []
         a = exchange.zeros_like(variables)
         for _ in range(hparams.communication_window):
-            gradients, loss, accuracy = exchange.gradients_at(loss_at, x)
+            gradients, of_batch = network.gradients_at(x)
             a = exchange.add(a, gradients)
             x = exchange.add(x, gradients, -hparams.learning_rate)
-            losses.append(loss)
-            accuracies.append(accuracy)
-        self.computed = {'loss': exchange.mean(losses), 'accuracy': exchange.mean(accuracies)}
+            figures.append(of_batch)
+        self.computed = exchange.mean(figures)
         self.meet(tf.train.GradientDescentOptimizer(hparams.learning_rate),
-                  [total / hparams.communication_window for total in a], variables, global_step,
+                  [total / hparams.communication_window for total in a], network, global_step,
                   hparams, task_index, num_workers)
 
 
@@ -61,17 +60,14 @@ def main(_):
     with tf.device(tf.train.replica_device_setter(cluster=cluster_spec,
                                                   worker_device=worker_device)):
         global_step = tf.train.get_or_create_global_step()
-        _, test_accuracy = model.loss_and_accuracy(*model.test_set())
-        center = tf.trainable_variables()
         local_steps = Scheme.local_steps(FLAGS)
         batches = model.train_batches(FLAGS.batch_size, local_steps, task_index, num_workers,
                                       FLAGS.seed)
-        loss_at = building.make_loss_at(model.loss_and_accuracy, center, batches,
-                                        training_flags.straggler_delay(task_index))
-        scheme = Scheme(loss_at, center, global_step, FLAGS, task_index, num_workers)
+        network = building.Network(model, batches, training_flags.straggler_delay(task_index))
+        test = evaluation.Test(model, network) if is_chief else None
+        scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
 
-    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait,
-                                           test_accuracy if is_chief else None)
+    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test)
     hooks = scheme.hooks + [past_the_hooks, ending.SayDone(resolver)]
     liveness.watch(resolver)
     if is_chief:
@@ -98,8 +94,8 @@ def main(_):
         while progress.global_step < FLAGS.train_steps and not session.should_stop():
             session.run_step_fn(train)
         progress.done()
-        if is_chief:
-            progress.test(session.run(test_accuracy))
+        if test:
+            progress.test(session.run_step_fn(test.in_step))
 
 
 if __name__ == '__main__':

@@ -24,12 +24,11 @@ import time
 
 from absl import flags
 import numpy as np
-from tfdist import (building, checkpoints, cluster, console, ending, exchange, liveness, report,
-                    seam, sessions, training_flags, transfer)
+from tfdist import (building, checkpoints, cluster, console, ending, evaluation, exchange,
+                    liveness, models, report, seam, sessions, training_flags, transfer)
 from tfdist.quiet import tf
 
-import model
-
+model = models.load()
 FLAGS = flags.FLAGS
 training_flags.define(train_steps=3000, learning_rate=0.1)
 flags.DEFINE_integer('staleness_bound', 3, 'iterations that a worker may be ahead of the slowest',
@@ -45,18 +44,16 @@ class Scheme(seam.Seam):
       gate: the `Gate` of this worker, the first of the hooks.
     """
 
-    def make(self, loss_at, variables, global_step, hparams, task_index, num_workers):
+    def make(self, network, global_step, hparams, task_index, num_workers):
+        variables = network.variables
         self.gate = Gate(global_step.device, task_index, num_workers, hparams.staleness_bound,
                          hparams.dead_after_secs)
         self.hooks = [self.gate]
         self.pull = exchange.pull(variables, global_step)
         step_read, center = self.pull[0], transfer.to_worker(self.pull[1:])
-        loss, accuracy = loss_at(center)
-        gradients = tf.gradients(loss, center)
-        self.computed = {'loss': loss, 'accuracy': accuracy}
-        self.pushed = exchange.known(gradients)
-        optimizer = tf.train.GradientDescentOptimizer(hparams.learning_rate)
-        push = exchange.apply(optimizer, gradients, variables, global_step)
+        self.pushed, self.computed = network.gradients_at(center)
+        optimizer = network.optimizer(hparams.learning_rate)
+        push = exchange.apply(optimizer, self.pushed, variables, global_step)
         with tf.control_dependencies([push]):
             tick = self.gate.tick()
         with tf.control_dependencies([tick]):
@@ -169,17 +166,14 @@ def main(_):
     with tf.device(tf.train.replica_device_setter(cluster=cluster_spec,
                                                   worker_device=worker_device)):
         global_step = tf.train.get_or_create_global_step()
-        _, test_accuracy = model.loss_and_accuracy(*model.test_set())
-        center = tf.trainable_variables()
         local_steps = Scheme.local_steps(FLAGS)
         batches = model.train_batches(FLAGS.batch_size, local_steps, task_index, num_workers,
                                       FLAGS.seed)
-        loss_at = building.make_loss_at(model.loss_and_accuracy, center, batches,
-                                        training_flags.straggler_delay(task_index))
-        scheme = Scheme(loss_at, center, global_step, FLAGS, task_index, num_workers)
+        network = building.Network(model, batches, training_flags.straggler_delay(task_index))
+        test = evaluation.Test(model, network) if is_chief else None
+        scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
 
-    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait,
-                                           test_accuracy if is_chief else None)
+    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test)
     hooks = scheme.hooks + [past_the_hooks, ending.SayDone(resolver)]
     liveness.watch(resolver)
     if is_chief:
@@ -206,8 +200,8 @@ def main(_):
         while progress.global_step < FLAGS.train_steps and not session.should_stop():
             session.run_step_fn(train)
         progress.done()
-        if is_chief:
-            progress.test(session.run(test_accuracy))
+        if test:
+            progress.test(session.run_step_fn(test.in_step))
 
 
 if __name__ == '__main__':

@@ -15,12 +15,11 @@ Synchronous SGD", arXiv 1604.00981. --scale_learning_rate and --warmup_steps: Pr
 import time
 
 from absl import flags
-from tfdist import (barrier, building, checkpoints, cluster, console, ending, exchange, liveness,
-                    report, sessions, training_flags, transfer, warmup)
+from tfdist import (barrier, building, checkpoints, cluster, console, ending, evaluation, exchange,
+                    liveness, models, report, sessions, training_flags, transfer, warmup)
 from tfdist.quiet import tf
 
-import model
-
+model = models.load()
 FLAGS = flags.FLAGS
 training_flags.define(train_steps=2000, learning_rate=0.1)
 warmup.define('gradients make a step')
@@ -29,15 +28,15 @@ warmup.define('gradients make a step')
 class Scheme(barrier.Synchronous):
     """Synchronous SGD: pull, one gradient, push, barrier."""
 
-    def make(self, loss_at, variables, global_step, hparams, task_index, num_workers):
+    def make(self, network, global_step, hparams, task_index, num_workers):
+        variables = network.variables
         self.pull = exchange.pull(variables, global_step)
         center = transfer.to_worker(self.pull[1:])
-        gradients, loss, accuracy = exchange.gradients_at(loss_at, center)
-        self.computed = {'loss': loss, 'accuracy': accuracy}
+        gradients, self.computed = network.gradients_at(center)
         learning_rate = warmup.scaled_learning_rate(
             hparams, barrier.pushes_per_step(hparams, num_workers), global_step)
-        self.meet(tf.train.GradientDescentOptimizer(learning_rate), gradients, variables,
-                  global_step, hparams, task_index, num_workers)
+        self.meet(network.optimizer(learning_rate), gradients, network, global_step, hparams,
+                  task_index, num_workers)
 
 
 def main(_):
@@ -55,17 +54,14 @@ def main(_):
     with tf.device(tf.train.replica_device_setter(cluster=cluster_spec,
                                                   worker_device=worker_device)):
         global_step = tf.train.get_or_create_global_step()
-        _, test_accuracy = model.loss_and_accuracy(*model.test_set())
-        center = tf.trainable_variables()
         local_steps = Scheme.local_steps(FLAGS)
         batches = model.train_batches(FLAGS.batch_size, local_steps, task_index, num_workers,
                                       FLAGS.seed)
-        loss_at = building.make_loss_at(model.loss_and_accuracy, center, batches,
-                                        training_flags.straggler_delay(task_index))
-        scheme = Scheme(loss_at, center, global_step, FLAGS, task_index, num_workers)
+        network = building.Network(model, batches, training_flags.straggler_delay(task_index))
+        test = evaluation.Test(model, network) if is_chief else None
+        scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
 
-    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait,
-                                           test_accuracy if is_chief else None)
+    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test)
     hooks = scheme.hooks + [past_the_hooks, ending.SayDone(resolver)]
     liveness.watch(resolver)
     if is_chief:
@@ -92,8 +88,8 @@ def main(_):
         while progress.global_step < FLAGS.train_steps and not session.should_stop():
             session.run_step_fn(train)
         progress.done()
-        if is_chief:
-            progress.test(session.run(test_accuracy))
+        if test:
+            progress.test(session.run_step_fn(test.in_step))
 
 
 if __name__ == '__main__':

@@ -13,12 +13,11 @@ import math
 import time
 
 from absl import flags
-from tfdist import (building, checkpoints, cluster, console, ending, exchange, liveness, report,
-                    seam, sessions, tickets, training_flags, transfer)
+from tfdist import (building, checkpoints, cluster, console, ending, evaluation, exchange,
+                    liveness, models, report, seam, sessions, tickets, training_flags, transfer)
 from tfdist.quiet import tf
 
-import model
-
+model = models.load()
 FLAGS = flags.FLAGS
 training_flags.define(train_steps=3000, learning_rate=0.1)
 flags.DEFINE_boolean('use_locking', False, 'let one worker at a time write to a variable')
@@ -28,15 +27,13 @@ flags.DEFINE_integer('batches_per_ticket', 5, 'local steps for one ticket', lowe
 class Scheme(seam.Seam):
     """HogWild!: one pull and one push in each local step, and no coordination."""
 
-    def make(self, loss_at, variables, global_step, hparams, task_index, num_workers):
+    def make(self, network, global_step, hparams, task_index, num_workers):
+        variables = network.variables
         self.pull = exchange.pull(variables, global_step)
         step_read, center = self.pull[0], transfer.to_worker(self.pull[1:])
-        loss, accuracy = loss_at(center)
-        gradients = tf.gradients(loss, center)
-        self.computed = {'loss': loss, 'accuracy': accuracy}
-        self.pushed = exchange.known(gradients)
-        optimizer = tf.train.GradientDescentOptimizer(hparams.learning_rate, hparams.use_locking)
-        push = exchange.apply(optimizer, gradients, variables, global_step)
+        self.pushed, self.computed = network.gradients_at(center)
+        optimizer = network.optimizer(hparams.learning_rate, use_locking=hparams.use_locking)
+        push = exchange.apply(optimizer, self.pushed, variables, global_step)
         with tf.control_dependencies([push]):
             self.push = exchange.count(global_step, step_read)
 
@@ -55,8 +52,6 @@ def take_and_train(_):
     with tf.device(tf.train.replica_device_setter(cluster=cluster_spec,
                                                   worker_device=worker_device)):
         global_step = tf.train.get_or_create_global_step()
-        _, test_accuracy = model.loss_and_accuracy(*model.test_set())
-        center = tf.trainable_variables()
         local_steps = Scheme.local_steps(FLAGS)
         # What to train on comes from the queue, a ticket at a time.
         per_ticket = FLAGS.batch_size * FLAGS.batches_per_ticket
@@ -64,13 +59,12 @@ def take_and_train(_):
                                 FLAGS.batches_per_ticket, global_step.device)
         batches, queue.make_ready = model.train_batches(FLAGS.batch_size, local_steps, queue.mine,
                                                         FLAGS.batches_per_ticket, FLAGS.seed)
-        loss_at = building.make_loss_at(model.loss_and_accuracy, center, batches,
-                                        training_flags.straggler_delay(task_index))
-        scheme = Scheme(loss_at, center, global_step, FLAGS, task_index,
+        network = building.Network(model, batches, training_flags.straggler_delay(task_index))
+        test = evaluation.Test(model, network) if is_chief else None
+        scheme = Scheme(network, global_step, FLAGS, task_index,
                         cluster_spec.num_tasks('worker'))
 
-    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait,
-                                           test_accuracy if is_chief else None)
+    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test)
     hooks = scheme.hooks + [queue, past_the_hooks, ending.SayDone(resolver)]
     liveness.watch(resolver)
     if is_chief:
@@ -99,8 +93,8 @@ def take_and_train(_):
             session.run_step_fn(train)
         progress.done()
         progress.say(f'took {queue.taken} tickets, the last one in epoch {queue.epoch}')
-        if is_chief:
-            progress.test(session.run(test_accuracy))
+        if test:
+            progress.test(session.run_step_fn(test.in_step))
 
 
 if __name__ == '__main__':

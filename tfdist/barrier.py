@@ -3,7 +3,7 @@
 import threading
 
 from absl import flags
-from tfdist import exchange, liveness, seam, sessions, transfer
+from tfdist import exchange, liveness, seam, sessions, tables, transfer
 from tfdist.quiet import tf
 
 flags.DEFINE_integer('replicas_to_aggregate', None, 'how many pushes make a step; by default as '
@@ -26,9 +26,23 @@ def pushes_per_step(hparams, num_workers):
     return hparams.replicas_to_aggregate or num_workers
 
 
-def _identity(gradient):
-    """Returns the same tensor or `tf.IndexedSlices`, on the device of the scope."""
-    return tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
+class _OfSums:
+    """An optimizer that gets the mean of dense gradients, and the sum of those of tables' rows.
+
+    An accumulator of rows has another mean: it divides each row by how many workers pushed it. Of a
+    row that one of two workers pushed, half counts here, as of a dense gradient that is 0 for one.
+    """
+
+    def __init__(self, optimizer, number):
+        """Takes a `tf.train.Optimizer`, and of how many gradients a sum is."""
+        self._optimizer, self._number = optimizer, number
+
+    def apply_gradients(self, gradients, global_step):
+        """See `tf.train.Optimizer`."""
+        return self._optimizer.apply_gradients([
+            (tf.IndexedSlices(gradient.values / self._number, gradient.indices), variable)
+            if isinstance(gradient, tf.IndexedSlices) else (gradient, variable)
+            for gradient, variable in gradients], global_step)
 
 
 class Barrier(tf.train.SessionRunHook):
@@ -46,7 +60,7 @@ class Barrier(tf.train.SessionRunHook):
     push, a thread does it, up to the last step.
 
     Attributes:
-      pushed: list of tensors, those of this worker's gradients that are not None.
+      pushed: list of tensors, this worker's gradients.
       stamps: list of integer scalar tensors, the step to which each of them belongs: this worker's
         local step. Those that are older than the global step are dropped.
       push: dict of tensors to run, which adds them, without a wait: 'dropped', float32, 1 if the
@@ -58,18 +72,19 @@ class Barrier(tf.train.SessionRunHook):
     """
 
     def __init__(self, optimizer, gradients, variables, global_step, hparams, task_index,
-                 num_workers):
+                 num_workers, before=()):
         """Makes the ops.
 
         Args:
           optimizer: `tf.train.Optimizer`, applies the mean on the ps.
-          gradients: list of tensors, one for each variable, also None and `tf.IndexedSlices`.
-          variables: list of `tf.Variable`, the center.
+          gradients: list of tensors, one for each variable.
+          variables: list of `tf.Variable` and `tables.Rows`, the center.
           global_step: integer `tf.Variable`, counts updates of the center.
           hparams: object with the attributes replicas_to_aggregate (None for all), train_steps and
             patience_secs.
           task_index: int, which worker this is; 0 is the chief.
           num_workers: int, how many there are.
+          before: list of ops that have run before a push counts.
         """
         self._train_steps = hparams.train_steps
         self._patience_secs = hparams.patience_secs
@@ -79,16 +94,18 @@ class Barrier(tf.train.SessionRunHook):
         self._thread = None  # does the chief's part if there are backup workers
         needed = pushes_per_step(hparams, num_workers)
         self._backups = num_workers - needed
-        sync = tf.train.SyncReplicasOptimizer(optimizer, needed, num_workers)
-        self.pushed = exchange.known(gradients)
+        sync = tf.train.SyncReplicasOptimizer(_OfSums(optimizer, needed), needed, num_workers)
+        self.pushed = gradients
         gradients = transfer.to_ps(gradients, variables)
-        first = [gradient is not None for gradient in gradients].index(True)
-        with tf.device(variables[first].device):
-            arrived = _identity(gradients[first])
+        if before:
+            with tf.control_dependencies(before):
+                gradients = exchange.arrive(gradients, variables)
+        with tf.device(variables[0].device):
+            arrived = tf.identity(gradients[0])
             with tf.device(global_step.device), tf.control_dependencies([arrived]):
                 step_at_push = global_step.read_value()
             with tf.control_dependencies([step_at_push]):
-                gradients[first] = _identity(arrived)
+                gradients[0] = tf.identity(arrived)
         local_steps = []
 
         # The local step lives on the ps, where all that reads and writes it is; by a name of this
@@ -102,9 +119,12 @@ class Barrier(tf.train.SessionRunHook):
         others = set(tf.get_default_graph().get_operations())
         with tf.device(global_step.device):
             with tf.variable_creator_scope(create):
-                wait = sync.apply_gradients(zip(gradients, variables), global_step)
-            pushes = [op for op in tf.get_default_graph().get_operations()
-                      if op.type.endswith('AccumulatorApplyGradient') and op not in others]
+                wait = sync.apply_gradients(tables.of_optimizer(gradients, variables), global_step)
+            made = [op for op in tf.get_default_graph().get_operations() if op not in others]
+            pushes = [op for op in made if op.type.endswith('AccumulatorApplyGradient')]
+            for op in made:
+                if op.type == 'SparseConditionalAccumulator':  # see _OfSums
+                    op._set_attr('reduction_type', tf.AttrValue(s=b'SUM'))
             self.stamps = [op.inputs[1] for op in pushes]
             late = tf.cast(tf.less(self.stamps[0], step_at_push), tf.int64)
             with tf.control_dependencies(pushes):
@@ -185,10 +205,12 @@ class Synchronous(seam.Seam):
 
     barrier = None
 
-    def meet(self, optimizer, gradients, variables, global_step, hparams, task_index, num_workers):
+    def meet(self, optimizer, gradients, network, global_step, hparams, task_index, num_workers):
         """Makes the barrier, and of it the parts that push and complete; see `Barrier`."""
-        self.barrier = Barrier(optimizer, gradients, variables, global_step, hparams, task_index,
-                               num_workers)
+        # What the model itself assigns to becomes the mean of what all workers make of it.
+        before = [network.state.push(1 / num_workers)] if network.state else []
+        self.barrier = Barrier(optimizer, gradients, network.variables, global_step, hparams,
+                               task_index, num_workers, before)
         self.pushed, self.stamps = self.barrier.pushed, self.barrier.stamps
         self.push, self.complete = self.barrier.push, self.barrier.complete
         self.finish = self.barrier.finish

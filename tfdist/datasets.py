@@ -8,7 +8,12 @@ import urllib.request
 import zipfile
 import zlib
 
+from absl import flags
 import numpy as np
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string('data_dir', None, 'where the files of a data set are, or are put after their '
+                    'download; by default a directory of its own in ~/.cache')
 
 MNIST_URL = 'https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz'
 
@@ -57,6 +62,11 @@ def mnist(data_dir):
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         sys.exit(f'--dataset=mnist: {path} is not a whole mnist.npz ({error}). Delete it.')
     return x.reshape(-1, 784) / 255, y, test_x.reshape(-1, 784) / 255, test_y
+
+
+def directory(dataset):
+    """Returns --data_dir, a string, or where the files of `dataset` are by default."""
+    return FLAGS.data_dir or os.path.join('~', '.cache', dataset)
 
 
 def fetch(url, data_dir, dataset):

@@ -1,10 +1,11 @@
-"""What goes between a worker and the center: a pull, gradients at what was pulled, a push, a count.
+"""What goes between a worker and the center: a pull, a push, a count.
 
 The center is the parameters on the parameter servers. A list of tensors here has one for each of
-its variables, in order, of the variable's shape and dtype.
+its variables, in order, of the variable's shape and dtype. A variable may be a `tables.Rows`: then
+the tensor is of the rows that the run asks for.
 """
 
-from tfdist import transfer
+from tfdist import tables, transfer
 from tfdist.quiet import tf
 
 
@@ -15,29 +16,15 @@ def pull(variables, global_step):
       List of tensors on the ps: the global step, then the variables' values in order. Updates that
       are counted later may be in the values already.
     """
-    with tf.device(global_step.device):
-        step = global_step.read_value()
-    values = []
-    for variable in variables:
-        with tf.control_dependencies([step]), tf.device(variable.device):
-            values.append(variable.read_value())
-    return [step] + values
+    step = read(global_step)
+    with tf.control_dependencies([step]):
+        return [step] + [read(variable) for variable in variables]
 
 
-def gradients_at(loss_at, values):
-    """Makes a fresh batch's gradients at `values`.
-
-    Returns:
-      A list of dense tensors of the values' shapes, and the batch's loss and accuracy.
-    """
-    loss, accuracy = loss_at(values)
-    gradients = tf.gradients(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    return [tf.convert_to_tensor(gradient) for gradient in gradients], loss, accuracy
-
-
-def known(gradients):
-    """Returns a list of those gradients that are not None: of what the loss depends on."""
-    return [gradient for gradient in gradients if gradient is not None]
+def read(variable):
+    """Returns the value of a variable, where it is."""
+    with tf.device(variable.device):
+        return variable.read_value()
 
 
 def add(values, others, factor=1):
@@ -47,12 +34,13 @@ def add(values, others, factor=1):
 
 def zeros_like(variables):
     """Returns a list of tensors, zeros of the variables' shapes and dtypes."""
-    return [tf.zeros(variable.shape, variable.dtype.base_dtype) for variable in variables]
+    return [variable.zeros() if isinstance(variable, tables.Rows)
+            else tf.zeros(variable.shape, variable.dtype.base_dtype) for variable in variables]
 
 
-def mean(tensors):
-    """Returns the mean of a list of tensors of one shape."""
-    return tf.add_n(tensors) / len(tensors)
+def mean(figures):
+    """Returns the mean of figures: of a list of dicts of scalar tensors of the same names."""
+    return {name: tf.add_n([each[name] for each in figures]) / len(figures) for name in figures[0]}
 
 
 def arrive(values, variables):
@@ -78,13 +66,13 @@ def apply(optimizer, gradients, variables, global_step):
 
     Args:
       optimizer: `tf.train.Optimizer`.
-      gradients: list of tensors on the worker, also None and `tf.IndexedSlices`.
-      variables: list of `tf.Variable`.
+      gradients: list of tensors on the worker.
+      variables: list of `tf.Variable` and `tables.Rows`.
       global_step: integer `tf.Variable`; on its device the optimizer's step size is wanted.
     """
     gradients = transfer.to_ps(gradients, variables)
     with tf.device(global_step.device):
-        return optimizer.apply_gradients(zip(gradients, variables))
+        return optimizer.apply_gradients(tables.of_optimizer(gradients, variables))
 
 
 def count(global_step, step_read):

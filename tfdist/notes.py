@@ -47,11 +47,11 @@ class Notes:
         Args:
           directory: string, where to.
           traced_runs: int, of how many runs to note what travels.
-          test: float32 scalar tensor, the accuracy on the test set; None: this process tests not.
+          test: `evaluation.Test`; None: this process tests not.
         """
         self._directory = directory
         self._left_to_trace = traced_runs
-        self._test_accuracy = test
+        self._evaluation = test
         self._traces = []
         self._times = []
         self._staleness = collections.Counter()
@@ -93,15 +93,15 @@ class Notes:
 
     def _test(self, session):
         """Tests the parameters as they are now, and says when to do it again."""
-        if self._test_accuracy is None:
+        if self._evaluation is None:
             self._next_test = float('inf')
             return
         before = time.time()
-        step, accuracy = session.run([tf.train.get_global_step(session.graph),
-                                      self._test_accuracy])
+        step = session.run(tf.train.get_global_step(session.graph))
+        metric = next(iter(self._evaluation.run(session).values()))  # the first that is named
         now = time.time()
         seconds = before - (self._began or before)
-        self._curve.append((int(step), round(seconds, 3), round(float(accuracy), 4)))
+        self._curve.append((int(step), round(seconds, 3), round(metric, 4)))
         self._next_test = now + (_SHARE * (now - before) if self._began else 0)
 
     def _write(self):
@@ -109,7 +109,7 @@ class Notes:
             return
         ways = traffic.between_tasks(self._traces).items()
         sent = sum(each.bytes for (sender, receiver), each in ways if sender != receiver)
-        notes = {'chief': self._test_accuracy is not None, 'curve': self._curve,
+        notes = {'chief': self._evaluation is not None, 'curve': self._curve,
                  'began': self._began, 'times': [round(when, 4) for when in self._times],
                  'staleness': self._staleness, 'tensorflow': tf.__version__,
                  'bytes': sent if self._traces else None}

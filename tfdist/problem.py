@@ -1,15 +1,11 @@
 """The problem that all folders share: handwritten digits, those of --dataset."""
 
-import os
-
 from absl import flags
 from tfdist import batches, datasets
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum('dataset', 'digits', ['digits', 'mnist'],
                   'digits: 8x8 images, part of scikit-learn; mnist: 28x28, from --data_dir')
-flags.DEFINE_string('data_dir', os.path.join('~', '.cache', 'mnist'),
-                    'where mnist.npz is, or is put after its download')
 
 CLASSES = 10
 
@@ -19,7 +15,7 @@ def load():
 
     Images are [n, pixels] from 0 to 1, labels [n].
     """
-    return datasets.digits() if FLAGS.dataset == 'digits' else datasets.mnist(FLAGS.data_dir)
+    return datasets.digits() if FLAGS.dataset == 'digits' else datasets.mnist(datasets.directory('mnist'))
 
 
 def hidden_units():

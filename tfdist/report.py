@@ -81,10 +81,15 @@ class Progress:
         self.say(f'did {self._whole_run.local_steps} local steps, '
                  f'{self._whole_run.words(without=("loss", "accuracy"))}')
 
-    def test(self, accuracy):
-        """Says the accuracy on the test set, and how long it took since the program began."""
-        self.write({'test_accuracy': accuracy})
-        self.say(f'test accuracy {accuracy:.3f} after {self.global_step} steps, '
+    def test(self, figures):
+        """Says the metrics of the test set, and how long it took since the program began.
+
+        Args:
+          figures: dict of floats, see `evaluation.Test.run`.
+        """
+        self.write({f'test_{name}': value for name, value in figures.items()})
+        metrics = ', '.join(f'{name} {figures[name]:.3f}' for name in figures if name != 'loss')
+        self.say(f'test {metrics} after {self.global_step} steps, '
                  f'{time.time() - quiet.START:.1f} s')
 
 

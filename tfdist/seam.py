@@ -23,13 +23,7 @@ from tfdist.quiet import tf
 
 def feed(tensors, values):
     """Returns a feed for `tf.Session.run`: each of a list of tensors has one of the values."""
-    fed = {}
-    for tensor, value in zip(tensors, values):
-        if isinstance(tensor, tf.IndexedSlices):  # their dense shape is known, and may not be fed
-            fed.update({tensor.values: value.values, tensor.indices: value.indices})
-        else:
-            fed[tensor] = value
-    return fed
+    return dict(zip(tensors, values))
 
 
 class Seam:
@@ -39,10 +33,9 @@ class Seam:
 
     Attributes:
       pull: list of tensors, the global step and the variables' values as read.
-      pushed: list of tensors or `tf.IndexedSlices`, what this worker pushes. It depends on `pull`
-        and on `own`.
-      computed: dict of float32 scalar tensors, the means 'loss' and 'accuracy' over the batches. To
-        run it brings `own` up to date, unless the push does.
+      pushed: list of tensors, what this worker pushes. It depends on `pull` and on `own`.
+      computed: dict of float32 scalar tensors, the means over the batches of the figures 'loss' and
+        the model's metrics. To run it brings `own` up to date, unless the push does.
       push: dict of tensors, which makes the update with `pushed`, and says its figures. Of what
         this worker computes it depends on nothing else.
       stamps: list of integer scalar tensors, the step that each part of a push is stamped with;
@@ -53,7 +46,7 @@ class Seam:
         complete; None if there is nothing to wait for.
       own: list of `tf.Variable`, what this worker keeps from one run to the next.
       train_op: dict of tensors to run again and again, all parts at once: 'global_step' after the
-        run's update, 'loss', 'accuracy' and other figures. These are 'staleness' of each update,
+        run's update, those of `computed`, and other figures. These are 'staleness' of each update,
         how many others came between its pull and its push, or 'dropped', the share of its pushes
         that came too late to count.
       hooks: list of `tf.train.SessionRunHook` that the scheme needs.
@@ -71,25 +64,36 @@ class Seam:
         """Returns the device of a worker, for what is to be there whatever the scope says."""
         return f'/job:worker/task:{task_index}'
 
-    def __init__(self, loss_at, variables, global_step, hparams, task_index, num_workers):
+    def __init__(self, network, global_step, hparams, task_index, num_workers):
         """Makes the ops.
 
         Args:
-          loss_at: function of a list of tensors, values for the variables, that returns the float32
-            scalars loss and accuracy on a fresh batch.
-          variables: list of `tf.Variable`, the center.
+          network: object such as `building.Network`: what is trained. Its attributes: variables,
+            the center; gradients_at(values), the gradients and figures of a fresh batch;
+            optimizer(learning_rate, otherwise); state, or None.
           global_step: integer `tf.Variable`, counts updates of the center.
           hparams: object with the scheme's hyperparameters as attributes, named as its flags.
           task_index: int, which worker this is.
           num_workers: int, how many there are.
         """
         self.stamps, self.own, self.hooks = [], [], []
-        self.make(loss_at, variables, global_step, hparams, task_index, num_workers)
+        self.make(network, global_step, hparams, task_index, num_workers)
+        if network.state:
+            self._with_state(network.state, global_step)
         self.train_op = dict(self.computed, **(self.finish or self.push))
 
-    def make(self, loss_at, variables, global_step, hparams, task_index, num_workers):
+    def make(self, network, global_step, hparams, task_index, num_workers):
         """Makes the parts of a scheme; the arguments are those of the constructor."""
         raise NotImplementedError
+
+    def _with_state(self, state, global_step):
+        """Adds what the model itself assigns to, unless `make` has seen to it."""
+        if not state.pushed:
+            with tf.control_dependencies([state.push()]):
+                with tf.device(global_step.device):
+                    self.push['global_step'] = tf.identity(self.push['global_step'])
+        self.pull = self.pull + state.pull
+        self.pushed = self.pushed + state.pushed
 
     def wait(self):
         """Returns when this worker may begin its next run: at once, where nothing holds it."""

@@ -78,8 +78,7 @@ class PastTheHooks(tf.train.SessionRunHook):
         Args:
           train_op: dict of tensors.
           wait: function to call before each run, which returns when it may begin; or None.
-          test: float32 scalar tensor, the accuracy on the test set, for the notes of the process
-            that tests; or None.
+          test: `evaluation.Test`, for the notes of the process that tests; or None.
         """
         self._train_op = train_op
         self._wait = wait

@@ -1,0 +1,90 @@
+"""The interface between a model and the schemes: what a file such as `model.py` may have.
+
+To be had:
+  train_batches(batch_size, count, shard, num_shards, seed): list of `count` nests of tensors, the
+    batches of one run of the graph: of the worker's own shard, and in one piece.
+  loss_and_metrics(batch, training): the loss, a scalar tensor; and a dict of metrics by name. Each
+    is a scalar tensor, of which the mean over the batches is wanted, or what `tf.metrics` returns,
+    a tensor and the op that takes in one more batch. It makes the variables, by any API.
+  test_batches(batch_size): `tf.data.Dataset` of such nests that ends.
+
+At will:
+  optimizer(learning_rate): `tf.train.Optimizer`, with its schedule and its clipping, for the
+    schemes in which the ps makes the step.
+
+An older form is understood, too, for batches that are tuples:
+  loss_and_accuracy(*batch), without modes of training and inference, and with one metric;
+  test_set(), the whole of it as one batch.
+"""
+
+import importlib
+import pkgutil
+import sys
+
+from absl import flags
+from tfdist.quiet import tf
+
+FLAGS = flags.FLAGS
+_FLAG = 'model'
+flags.DEFINE_string(_FLAG, None, 'a model of the gallery, such as resnet, in the place of model.py')
+
+
+class Model:
+    """A module with the functions above, in either form, as the newer one."""
+
+    def __init__(self, module):
+        """Takes the module.
+
+        Raises:
+          SystemExit: if a function is missing.
+        """
+        self._module = module
+        self.name = module.__name__.rpartition('.')[2]
+        for either in (['train_batches'], ['loss_and_metrics', 'loss_and_accuracy'],
+                       ['test_batches', 'test_set']):
+            if not any(hasattr(module, name) for name in either):
+                sys.exit(f'{module.__file__} has no function {" or ".join(either)}.')
+        self.train_batches = module.train_batches
+
+    def __getattr__(self, name):
+        """Returns what else the module has."""
+        return getattr(self._module, name)
+
+    def loss_and_metrics(self, batch, training):
+        """See the module."""
+        if hasattr(self._module, 'loss_and_metrics'):
+            return self._module.loss_and_metrics(batch, training)
+        loss, accuracy = self._module.loss_and_accuracy(*batch)
+        return loss, {'accuracy': accuracy}
+
+    def test_batches(self, batch_size):
+        """See the module."""
+        if hasattr(self._module, 'test_batches'):
+            return self._module.test_batches(batch_size)
+        return tf.data.Dataset.from_tensors(self._module.test_set())
+
+    def optimizer(self, learning_rate):
+        """See the module; None if it has none."""
+        make = getattr(self._module, 'optimizer', None)
+        return make and make(learning_rate)
+
+
+def load():
+    """Returns the `Model` that this program trains: that of --model, or else of `model.py`.
+
+    To be called before the flags are parsed: a model may have its own.
+
+    Raises:
+      SystemExit: if there is none of that name.
+    """
+    name = next((argument.partition('=')[2] for argument in sys.argv
+                 if argument.lstrip('-').startswith(f'{_FLAG}=')), None)
+    if not name:
+        return Model(importlib.import_module('model'))
+    try:
+        return Model(importlib.import_module(f'tfdist.gallery.{name}'))
+    except ModuleNotFoundError as error:
+        if error.name != f'tfdist.gallery.{name}':
+            raise
+        names = pkgutil.iter_modules(importlib.import_module('tfdist.gallery').__path__)
+        sys.exit(f'--model={name}: the gallery has {", ".join(each.name for each in names)}.')

@@ -1,0 +1,30 @@
+"""What a model keeps besides its parameters, such as the moving averages of batch norm."""
+
+from tfdist import exchange, stand_ins, transfer
+
+
+class State:
+    """Variables that the model itself assigns to: read before a run, and pushed with it.
+
+    A run adds to the center what its local steps, in order, made of what it read. So it is with any
+    number of workers as with one that runs by itself: the center keeps what everybody saw.
+
+    Attributes:
+      stand_ins: list of what the model gets in the place of the variables, in all builds.
+      pull: list of tensors, the values as read, on the ps.
+      pushed: list of tensors, what is added to them; it is there after all builds of the model.
+    """
+
+    def __init__(self, variables):
+        """Reads the variables, a list of `tf.Variable`."""
+        self._variables = variables
+        self.pull, self.pushed = [exchange.read(variable) for variable in variables], []
+        self._read = transfer.to_worker(self.pull)
+        self.stand_ins = [stand_ins.of_state(*both) for both in zip(variables, self._read)]
+
+    def push(self, share=1):
+        """Returns an op that adds `pushed`, of fractions the `share` of one among many workers."""
+        self.pushed = [
+            (stand_in.current - read) * (share if read.dtype.is_floating else 1)
+            for stand_in, read in zip(self.stand_ins, self._read)]
+        return exchange.add_to(self._variables, transfer.to_ps(self.pushed, self._variables))
