@@ -20,7 +20,7 @@ import time
 
 from absl import flags
 from tfdist import (building, checkpoints, cluster, console, ending, evaluation, exchange,
-                    liveness, models, report, seam, sessions, training_flags, transfer)
+                    liveness, models, report, seam, sessions, tables, training_flags, transfer)
 from tfdist.quiet import tf
 
 model = models.load()
@@ -56,9 +56,11 @@ class Scheme(seam.Seam):
         if hparams.variance == 'adaptive':
             for i, (variable, gradient) in enumerate(zip(variables, arrived)):
                 with tf.device(variable.device):
-                    self.own.append(mean_square_of(variable, task_index))
+                    mean_square = tables.slot(
+                        variable, f'mean_square_{task_index}/{variable.op.name}')
+                    self.own.append(getattr(mean_square, 'table', mean_square))
                     lambdas[i] /= tf.sqrt(1e-10 + updated_mean_square(
-                        self.own[i], gradient, hparams.mean_square_decay, hparams.first_square))
+                        mean_square, gradient, hparams.mean_square_decay, hparams.first_square))
 
         def push():
             updates = []
@@ -75,18 +77,11 @@ class Scheme(seam.Seam):
             self.push = tf.CriticalSection(shared_name='center').execute(push)
 
 
-def mean_square_of(variable, task_index):
-    """Returns the variable on the ps with a worker's running mean MS of a gradient's square."""
-    return tf.get_variable(f'mean_square_{task_index}/{variable.op.name}', variable.shape,
-                           variable.dtype.base_dtype, initializer=tf.zeros_initializer(),
-                           trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES])
-
-
 def updated_mean_square(mean_square, gradient, decay, first_square):
     """Returns MS after a gradient.
 
     Args:
-      mean_square: `tf.Variable`, MS.
+      mean_square: `tf.Variable` or `tables.Rows`, MS.
       gradient: tensor of its shape.
       decay: float, m, the share of MS that is kept.
       first_square: bool, whether the first square becomes MS whole.
@@ -119,7 +114,7 @@ def main(_):
         batches = model.train_batches(FLAGS.batch_size, local_steps, task_index, num_workers,
                                       FLAGS.seed)
         network = building.Network(model, batches, training_flags.straggler_delay(task_index))
-        test = evaluation.Test(model, network) if is_chief else None
+        test = evaluation.Test(model, network.at_variables) if is_chief else None
         scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
 
     past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test)

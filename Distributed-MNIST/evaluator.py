@@ -7,15 +7,15 @@ and started again, or run after the training. It ends with the first checkpoint 
 --train_steps.
 """
 
+import functools
 import os
 import sys
 
 from absl import flags
-from tfdist import checkpoints, console, sessions
+from tfdist import checkpoints, console, evaluation, sessions
 from tfdist.quiet import tf
 
-import model
-import worker  # noqa: F401  (its flags: run.sh gives all programs the same ones)
+from worker import model  # with it come its flags: run.sh gives all programs the same ones
 
 FLAGS = flags.FLAGS
 
@@ -56,21 +56,21 @@ def main(_):
         sys.exit('evaluator: give the --model_dir of a run.')
     checkpoints.check_model_dir(FLAGS.model_dir)
     global_step = tf.train.get_or_create_global_step()
-    loss, accuracy = model.loss_and_accuracy(*model.test_set())
+    test = evaluation.Test(model, functools.partial(model.loss_and_metrics, training=False))
     saver = checkpoints.Saver(None)
     writer = tf.summary.FileWriter(os.path.join(FLAGS.model_dir, 'evaluator'))
     with tf.Session(config=sessions.config()) as session:
-        session.run(tf.tables_initializer())  # this is the iterator of the test set
+        session.run(tf.tables_initializer())
         for checkpoint in tf.train.checkpoints_iterator(FLAGS.model_dir,
                                                         timeout=FLAGS.patience_secs):
             saver.restore(session, checkpoint)
-            step, *values = session.run([global_step, loss, accuracy])
-            figures = dict(zip(('loss', 'test_accuracy'), values))
-            writer.add_summary(tf.Summary(value=[tf.Summary.Value(tag=tag, simple_value=value)
-                                                 for tag, value in figures.items()]), step)
+            step, figures = session.run(global_step), test.run(session)
+            writer.add_summary(tf.Summary(value=[
+                tf.Summary.Value(tag=f'test_{name}', simple_value=value)
+                for name, value in figures.items()]), step)
             writer.flush()
-            console.say('evaluator', f'checkpoint at step {step}, loss {figures["loss"]:.3f}, '
-                        f'accuracy {figures["test_accuracy"]:.3f}')
+            words = ', '.join(f'{name} {value:.3f}' for name, value in reversed(list(figures.items())))
+            console.say('evaluator', f'checkpoint at step {step}, {words}')
             if step >= FLAGS.train_steps:
                 directory = export(checkpoint, step, os.path.join(FLAGS.model_dir, 'export'))
                 console.say('evaluator', f'exported to {directory}')

@@ -15,7 +15,7 @@ import time
 
 from absl import flags
 from tfdist import (barrier, building, checkpoints, cluster, console, ending, evaluation, exchange,
-                    liveness, models, report, sessions, training_flags, transfer)
+                    liveness, models, optimizers, report, sessions, training_flags, transfer)
 from tfdist.quiet import tf
 
 model = models.load()
@@ -32,7 +32,7 @@ class Scheme(barrier.Synchronous):
         self.pull = exchange.pull(variables, global_step)
         step_read, center = self.pull[0], transfer.to_worker(self.pull[1:])
         gradients, self.computed = network.gradients_at(center)
-        adam = network.optimizer(hparams.learning_rate, tf.train.AdamOptimizer)
+        adam = network.optimizer(hparams.learning_rate, optimizers.LazyAdam)
         if hparams.is_sync:
             self.meet(adam, gradients, network, global_step, hparams, task_index, num_workers)
         else:
@@ -61,7 +61,7 @@ def main(_):
         batches = model.train_batches(FLAGS.batch_size, local_steps, task_index, num_workers,
                                       FLAGS.seed)
         network = building.Network(model, batches, training_flags.straggler_delay(task_index))
-        test = evaluation.Test(model, network) if is_chief else None
+        test = evaluation.Test(model, network.at_variables) if is_chief else None
         scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
 
     past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test)

@@ -20,7 +20,7 @@ import time
 
 from absl import flags
 from tfdist import (building, checkpoints, cluster, console, ending, evaluation, exchange,
-                    liveness, models, report, seam, sessions, training_flags, transfer)
+                    liveness, models, report, seam, sessions, tables, training_flags, transfer)
 from tfdist.quiet import tf
 
 model = models.load()
@@ -42,7 +42,7 @@ class Scheme(seam.Seam):
             with tf.control_dependencies(self.pull):
                 return tf.identity(self.pull[0])
 
-        with tf.device(global_step.device):
+        with tf.device(global_step.device), tf.control_dependencies(tables.ids_of(variables)):
             version = section.execute(read)
         center = transfer.to_worker(self.pull[1:])
         x, figures = center, []
@@ -89,7 +89,7 @@ def main(_):
         batches = model.train_batches(FLAGS.batch_size, local_steps, task_index, num_workers,
                                       FLAGS.seed)
         network = building.Network(model, batches, training_flags.straggler_delay(task_index))
-        test = evaluation.Test(model, network) if is_chief else None
+        test = evaluation.Test(model, network.at_variables) if is_chief else None
         scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
 
     past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test)

@@ -14,12 +14,11 @@ import threading
 import time
 
 from absl import flags
-from tfdist import (building, checkpoints, cluster, console, ending, exchange, liveness, report,
-                    sessions, traffic, training_flags)
+from tfdist import (building, checkpoints, cluster, console, ending, evaluation, exchange,
+                    liveness, models, report, sessions, traffic, training_flags)
 from tfdist.quiet import tf
 
-import model
-
+model = models.load()
 FLAGS = flags.FLAGS
 training_flags.define(train_steps=2000, learning_rate=0.1, counted='updates of the center',
                       straggler=False)
@@ -34,47 +33,46 @@ class Scheme:
       pulls: list of lists of tensors, the global step and the variables' values as read: one for
         all replicas if they go together, else one for each.
       train_ops: list of dicts of tensors to run again and again, each in a thread of its own:
-        'global_step' after the update; 'loss' and 'accuracy', the means over its replicas; in
+        'global_step' after the update; 'loss' and the metrics, means over its replicas; in
         --mode=async also 'staleness' of the update: how many others came between read and write.
     """
 
-    def __init__(self, losses_at, devices, variables, global_step, hparams):
+    def __init__(self, networks, devices, global_step, hparams):
         """Makes the ops.
 
         Args:
-          losses_at: list of functions, one for each replica, of a list of tensors, values for the
-            variables, that return the float32 scalars loss and accuracy on a fresh batch.
+          networks: list of `building.Network` of the same variables, one for each replica.
           devices: list of strings, where the replicas compute.
-          variables: list of `tf.Variable`, the center.
           global_step: integer `tf.Variable`, counts updates of the center.
           hparams: object with the attributes learning_rate and mode.
         """
-        replicas = list(zip(losses_at, devices))
+        replicas = list(zip(networks, devices))
         teams = [replicas] if hparams.mode == 'sync' else [[replica] for replica in replicas]
         self.pulls, self.train_ops = [], []
         for team in teams:
-            self.pulls.append(exchange.pull(variables, global_step))
+            self.pulls.append(exchange.pull(networks[0].variables, global_step))
             step_read, center = self.pulls[-1][0], self.pulls[-1][1:]
-            gradients, losses, accuracies = [], [], []
-            for loss_at, device in team:
+            gradients, figures = [], []
+            for network, device in team:
                 with tf.device(device):
-                    own, loss, accuracy = exchange.gradients_at(loss_at, center)
+                    own, of_batch = network.gradients_at(center)
                 gradients.append(own)
-                losses.append(loss)
-                accuracies.append(accuracy)
-            pushes = []
-            for variable, value, *each in zip(variables, center, *gradients):
+                figures.append(of_batch)
+            means = []
+            for variable, value, *each in zip(networks[0].variables, center, *gradients):
                 # All read before anything is written, and the mean is taken where the variable is.
                 with tf.device(variable.device), tf.control_dependencies([value]):
-                    pushes.append(variable.assign_sub(hparams.learning_rate * exchange.mean(each),
-                                                      read_value=False))
+                    means.append(tf.add_n(each) / len(each))
+            with tf.device(global_step.device):
+                pushes = [networks[0].optimizer(hparams.learning_rate).apply_gradients(
+                    zip(means, networks[0].variables))]
+            pushes += [network.state.push(1 / len(team)) for network, _ in team if network.state]
             with tf.control_dependencies(pushes):
                 push = exchange.count(global_step, step_read)
             if hparams.mode == 'sync':
                 del push['staleness']  # it is always 0
             with tf.device(team[0][1]):
-                computed = {'loss': exchange.mean(losses), 'accuracy': exchange.mean(accuracies)}
-                self.train_ops.append(dict(computed, **push))
+                self.train_ops.append(dict(exchange.mean(figures), **push))
 
 
 def replicate_and_train(_):
@@ -91,17 +89,19 @@ def replicate_and_train(_):
     with tf.device(tf.train.replica_device_setter(cluster=cluster_spec,
                                                   worker_device=chief_device)):
         global_step = tf.train.get_or_create_global_step()
-        _, test_accuracy = model.loss_and_accuracy(*model.test_set())
-        center = tf.trainable_variables()
         # A worker could not read them: the examples are in this process.
         shards = [model.train_batches(FLAGS.batch_size, 1, i, num_workers, FLAGS.seed)
                   for i in range(num_workers)]
-        losses_at = [building.make_loss_at(model.loss_and_accuracy, center, shard)
-                     for shard in shards]
-        scheme = Scheme(losses_at, workers, center, global_step, FLAGS)
+        network = building.Network(model, shards[0], with_tables=False)
+        test = evaluation.Test(model, network.at_variables)
+        networks = []
+        for device, shard in zip(workers, shards):
+            with tf.device(device):
+                networks.append(network.again(shard))
+        scheme = Scheme(networks, workers, global_step, FLAGS)
     replicas = num_workers // len(scheme.train_ops)  # in one run of a train op
 
-    past_the_hooks = [sessions.PastTheHooks(train_op, test=None if i else test_accuracy)
+    past_the_hooks = [sessions.PastTheHooks(train_op, test=None if i else test)
                       for i, train_op in enumerate(scheme.train_ops)]
     hooks = [*past_the_hooks, ending.SayDone(resolver, jobs=('ps', 'worker'))]
     for job in 'ps', 'worker':
@@ -139,7 +139,7 @@ def replicate_and_train(_):
         while progress.global_step < FLAGS.train_steps and not session.should_stop():
             session.run_step_fn(train)
         progress.done()
-        progress.test(session.run(test_accuracy))
+        progress.test(session.run_step_fn(test.in_step))
 
 
 if __name__ == '__main__':

@@ -4,6 +4,7 @@ A small convolutional network with weight decay, digits or CIFAR-10, and a pipel
 each tower.
 """
 
+import functools
 import os
 import sys
 import tarfile
@@ -33,13 +34,17 @@ def _digits():
     return x.reshape(-1, 8, 8, 1), y, test_x.reshape(-1, 8, 8, 1), test_y
 
 
-def _cifar10():
+@functools.lru_cache(maxsize=None)  # for each tower and for the test
+def _cifar10(data_dir):
     """Returns 50,000 images to train on and 10,000 to test on, as (images, labels, images, labels).
+
+    Args:
+      data_dir: string, where the archive is, or is put after its download.
 
     Raises:
       SystemExit: if the archive is neither there nor to be had, or is not what it should be.
     """
-    path = datasets.fetch(_CIFAR_URL, datasets.directory('cifar10'), 'cifar10')
+    path = datasets.fetch(_CIFAR_URL, data_dir, 'cifar10')
     try:
         with tarfile.open(path, 'r:gz') as archive:
             train, test = [], []
@@ -55,69 +60,69 @@ def _cifar10():
                  'Delete it.')
 
     def images(records):
-        return records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) / 255
+        planes = records[:, 1:].reshape(-1, 3, 32, 32)
+        return np.divide(planes.transpose(0, 2, 3, 1), 255, dtype=np.float32)
 
     return images(train), train[:, 0], images(test), test[:, 0]
 
 
 def load():
-    """Returns images [n, height, width, channels] float32 in [0, 1] and labels [n] int64, twice.
+    """Returns the arrays of --dataset, to train on and to test on: images, labels, images, labels.
 
-    That is, to train on and to test on: (images, labels, images, labels).
+    Images are [n, height, width, channels] from 0 to 1, labels [n].
     """
-    arrays = _digits() if FLAGS.dataset == 'digits' else _cifar10()
-    return [pipelines.cast(array) for array in arrays]
+    return _digits() if FLAGS.dataset == 'digits' else _cifar10(datasets.directory('cifar10'))
 
 
-def train_batches(arrays, batch_size, shards, num_shards, seed=0):
-    """Reads shards of the training set for ever, shuffled anew in each epoch: one for each tower.
+def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
+    """Reads one shard of the training set for ever, shuffled anew in each epoch.
 
     Args:
-      arrays: what `load` returns.
-      batch_size: int, examples in a batch of one tower.
-      shards: list of ints, which shards: examples `shard`, `shard + num_shards`, ...
-      num_shards: int, how many there are in all.
+      batch_size: int, examples in a batch.
+      count: int, how many batches each run of the graph takes.
+      shard: int, which shard: examples `shard`, `shard + num_shards`, ...
+      num_shards: int, how many shards there are, one for each tower.
       seed: int, of the shuffle; the shard is mixed in.
 
     Returns:
-      List of batches, one for each shard, pairs of tensors: images [batch_size, height, width,
-      channels] float32 in [0, 1] and labels [batch_size] int64. Each has a pipeline of its own.
+      List of `count` batches, pairs of tensors: images [batch_size, height, width, channels]
+      float32 in [0, 1] and labels [batch_size] int64. Those of the next two runs are made ahead.
     """
-    batches = []
-    for shard in shards:
-        dataset = pipelines.shuffled(arrays[:2], shard, num_shards, seed)
-        batches.append(pipelines.next_of(
-            dataset.batch(batch_size, drop_remainder=True).prefetch(2)))
-    return batches
+    dataset = pipelines.shuffled(load()[:2], shard, num_shards, seed)
+    for size in batch_size, count:
+        dataset = dataset.batch(size, drop_remainder=True)
+    return pipelines.in_pieces(pipelines.next_of(dataset.prefetch(2)))
 
 
-def test_set(arrays):
-    """Returns the whole test set as one batch, a pair of tensors as from `train_batches`."""
-    return pipelines.tensors(arrays[2:])
+def test_batches(batch_size):
+    """Returns the test set as a `tf.data.Dataset` of batches as from `train_batches`."""
+    return tf.data.Dataset.from_tensor_slices(pipelines.tensors(load()[2:])).batch(batch_size)
 
 
-def loss_and_accuracy(images, labels):
+def loss_and_metrics(batch, training):
     """Builds the network: two layers of convolution and pooling, two dense ones.
 
     What each layer puts out goes into the collection ACTIVATIONS, and what --weight_decay adds to
     the loss into REGULARIZATION_LOSSES, every time that the network is built.
 
     Args:
-      images: [batch_size, height, width, channels] float32.
-      labels: [batch_size] int64, the classes.
+      batch: pair of images [batch_size, height, width, channels] float32 and labels [batch_size]
+        int64, the classes.
+      training: bool; the network is the same in training and in the test.
 
     Returns:
-      Two float32 scalars: the mean cross-entropy in nats, without the weight decay, and the share
-      of right answers.
+      The mean cross-entropy in nats, without the weight decay, a float32 scalar; and a dict:
+      'accuracy', the share of right answers, a float32 scalar.
     """
-    units = images
+    del training
+    units, labels = batch
     for i, channels in enumerate(_CHANNELS[FLAGS.dataset]):
         with tf.variable_scope(f'convolution_{i}'):
             weights, biases = _weights([3, 3, units.shape[3], channels])
             units = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(units, weights, 1, 'SAME'), biases))
             tf.add_to_collection(tf.GraphKeys.ACTIVATIONS, units)
             units = tf.nn.max_pool2d(units, 2, 2, 'SAME')
-    units = tf.reshape(units, [units.shape[0], -1])
+    units = tf.reshape(units, [-1, units.shape[1:].num_elements()])
     with tf.variable_scope('dense'):
         weights, biases = _weights([units.shape[1], _UNITS[FLAGS.dataset]])
         units = tf.nn.relu(tf.nn.bias_add(tf.matmul(units, weights), biases))
@@ -125,20 +130,14 @@ def loss_and_accuracy(images, labels):
     with tf.variable_scope('logits'):
         weights, biases = _weights([units.shape[1], _CLASSES])
         logits = tf.nn.bias_add(tf.matmul(units, weights), biases)
-    return layers.loss_and_accuracy(logits, labels)
+    loss, accuracy = layers.loss_and_accuracy(logits, labels)
+    return loss, {'accuracy': accuracy}
 
 
 def _weights(shape):
-    """Returns the values of a layer's weights, of a shape, and of its biases."""
-    weights = _read(tf.get_variable('weights', shape,
-                                    initializer=tf.glorot_uniform_initializer()))
-    biases = _read(tf.get_variable('biases', shape[-1:], initializer=tf.zeros_initializer()))
+    """Returns a layer's weights, of a shape, and its biases."""
+    weights = tf.get_variable('weights', shape, initializer=tf.glorot_uniform_initializer())
+    biases = tf.get_variable('biases', shape[-1:], initializer=tf.zeros_initializer())
     tf.add_to_collection(tf.GraphKeys.REGULARIZATION_LOSSES,
                          FLAGS.weight_decay * tf.nn.l2_loss(weights))
     return weights, biases
-
-
-def _read(variable):
-    """Reads a variable once, where it is, however often the value is used in a tower."""
-    with tf.device(variable.device):
-        return variable.read_value()

@@ -23,22 +23,24 @@ def make_steps(tower_list, global_step, hparams):
     """Makes a step for each tower.
 
     Args:
-      tower_list: list of `towers.Tower`.
+      tower_list: list of `towers.Tower`, each of a network of its own, on the same variables.
       global_step: integer `tf.Variable`, counts the updates by all towers.
       hparams: object with the attributes learning_rate, decay_rate, decay_steps and use_locking.
 
     Returns:
       List of dicts of tensors, one for each tower, to run again and again: 'global_step' after the
-      step; 'loss' and 'accuracy' on the tower's batch.
+      step; 'loss' and the metrics on the tower's batch.
     """
-    optimizer = tf.train.GradientDescentOptimizer(
-        towers.decayed_learning_rate(hparams, global_step), hparams.use_locking)
+    optimizer = tower_list[0].network.optimizer(
+        towers.decayed_learning_rate(hparams, global_step), use_locking=hparams.use_locking)
     steps = []
     for tower in tower_list:
-        update = optimizer.apply_gradients(zip(tower.gradients, tf.trainable_variables()))
-        with tf.control_dependencies([update]):
+        updates = [optimizer.apply_gradients(zip(tower.gradients, tower.network.variables))]
+        if tower.network.state:
+            updates.append(tower.network.state.push())
+        with tf.control_dependencies(updates):
             count = global_step.assign_add(1, use_locking=True)
-        steps.append({'global_step': count, 'loss': tower.loss, 'accuracy': tower.accuracy})
+        steps.append(dict(tower.figures, global_step=count))
     return steps
 
 
@@ -79,11 +81,11 @@ def train(runs, take, train_steps, step, coord):
 def main(_):
     devices, options, words = towers.find_devices(FLAGS.num_gpus)
     tf.set_random_seed(FLAGS.seed)
-    global_step, tower_list, test_accuracy = towers.build(devices, towers.local_placement)
+    global_step, tower_list, test = towers.build(devices, towers.local_placement, together=False)
     with tf.device('/device:CPU:0'):
         steps = make_steps(tower_list, global_step, FLAGS)
 
-    past_the_hooks = [sessions.PastTheHooks(step, test=None if i else test_accuracy)
+    past_the_hooks = [sessions.PastTheHooks(step, test=None if i else test)
                       for i, step in enumerate(steps)]
     checkpoints.check_model_dir(FLAGS.model_dir)
     with tf.train.MonitoredTrainingSession(
@@ -102,7 +104,7 @@ def main(_):
         coord.join(threads)
         progress.global_step = int(session.run(global_step))
         progress.done()
-        progress.test(session.run(test_accuracy))
+        progress.test(session.run_step_fn(test.in_step))
 
 
 if __name__ == '__main__':

@@ -29,8 +29,8 @@ FLAGS.set_default('batch_size', 256)  # so that what a tower computes is much of
 
 _PALETTE = ['#0072b2', '#d55e00', '#009e73', '#cc79a7']
 _REST = 'all others'
-# A tower's operations have its scope in their names. Reading the variables is done where those are.
-_TOWER = re.compile(r'(tower_\d+)/(?!.*ReadVariableOp)')
+# A tower's operations have its scope in their names; reading the variables is done before.
+_TOWER = re.compile(r'(tower_\d+)/')
 
 
 def trace_steps(train_op, options, num_threads, count):

@@ -18,11 +18,11 @@ import sys
 import time
 
 from absl import flags
-from tfdist import checkpoints, console, report, sessions, training_flags
+from tfdist import (building, checkpoints, console, evaluation, exchange, models, report, sessions,
+                    training_flags)
 from tfdist.quiet import tf
 
-import model
-
+model = models.load()
 FLAGS = flags.FLAGS
 training_flags.define(train_steps=1000, learning_rate=0.1, counted='updates of the variables',
                       straggler=False)
@@ -33,7 +33,7 @@ flags.DEFINE_integer('num_gpus', None, 'towers of this process, each on a GPU, o
                      'none on a virtual CPU device; by default the GPUs there are, else 2',
                      lower_bound=1)
 
-Tower = collections.namedtuple('Tower', ['loss', 'accuracy', 'gradients'])
+Tower = collections.namedtuple('Tower', ['network', 'values', 'gradients', 'figures'])
 
 
 def find_devices(num_gpus):
@@ -69,40 +69,38 @@ def local_placement(device):
                                           worker_device=device)
 
 
-def build_towers(loss_and_accuracy, batches, devices, placement):
-    """Builds the network once for each batch, each time on another device, on the same variables.
+def build_towers(networks, devices, placement):
+    """Builds the model once for each tower, each time on another device, on the same variables.
 
     Args:
-      loss_and_accuracy: function of a batch's tensors that returns the float32 scalars loss and
-        accuracy, and makes its variables by `tf.get_variable`.
-      batches: list of tuples of tensors, one for each tower.
+      networks: list of `building.Network` of the same variables, one for each tower: each of them
+        with a batch of its own, or the same one for all, with as many batches.
       devices: list of strings, one for each tower.
       placement: function of a device that returns what `tf.device` takes.
 
     Returns:
-      List of `Tower`: float32 scalars loss (with the weight decay of this tower) and accuracy, and
-      the gradients, a list in the order of `tf.trainable_variables()`, None where the loss does not
-      depend on a variable.
+      List of `Tower`: its network; two lists in the order of the network's variables: their values
+      as this tower reads them, and its gradients; and its figures, a dict of float32 scalars:
+      'loss', with the weight decay, and the metrics.
     """
     towers = []
-    for k, (batch, device) in enumerate(zip(batches, devices)):
-        # All but the first tower find the variables there: they share them.
-        with tf.variable_scope(tf.get_variable_scope(), reuse=k > 0), \
-                tf.name_scope(f'tower_{k}') as scope, tf.device(placement(device)):
-            loss, accuracy = loss_and_accuracy(*batch)
-            # Those of this tower only. All of them would count the decay once for each tower.
-            decay = tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES, scope)
-            loss = tf.add_n([loss] + decay, name='total_loss')
-            towers.append(Tower(loss, accuracy, tf.gradients(loss, tf.trainable_variables())))
+    for k, (network, device) in enumerate(zip(networks, devices)):
+        # Once, where they are, however often the tower uses them.
+        values = [exchange.read(variable) for variable in network.variables]
+        with tf.name_scope(f'tower_{k}'), tf.device(placement(device)):
+            towers.append(Tower(network, values, *network.gradients_at(values)))
     return towers
 
 
 def mean_gradients(towers):
-    """Returns the mean of the towers' gradients, dense, for each variable; None where all are."""
+    """Returns the means of the towers' gradients, a list of tensors, each where its variable is."""
     means = []
-    for of_towers in zip(*[tower.gradients for tower in towers]):
-        known = [tf.convert_to_tensor(gradient) for gradient in of_towers if gradient is not None]
-        means.append(tf.add_n(known) / len(of_towers) if known else None)
+    for i, variable in enumerate(towers[0].network.variables):
+        mean = tf.add_n([tower.gradients[i] for tower in towers]) / len(towers)
+        # All have read the variable before it is written: so they are at the same x.
+        with tf.device(variable.device), \
+                tf.control_dependencies([tower.values[i] for tower in towers]):
+            means.append(tf.identity(mean))
     return means
 
 
@@ -113,49 +111,53 @@ def decayed_learning_rate(hparams, global_step):
                                           hparams.decay_steps, hparams.decay_rate)
 
 
-def build(devices, placement, task_index=0, num_workers=1):
-    """Builds the towers of a process as the flags say, and a test of the network.
+def build(devices, placement, task_index=0, num_workers=1, together=True):
+    """Builds the towers of a process as the flags say, and a test of the model.
 
     Args:
       devices: list of strings, one for each tower.
       placement: function of a device that returns what `tf.device` takes.
       task_index: int, which of the processes that have towers this is.
       num_workers: int, how many these are.
+      together: bool, whether a run of the graph is of all towers: what the model keeps besides its
+        parameters, such as moving averages, then goes through them in order.
 
     Returns:
-      The global step; list of `Tower`, each on a shard of its own of the examples; and the accuracy
-      on the test set, a float32 scalar tensor.
+      The global step; list of `Tower`, each on a shard of its own of the examples; and the
+      `evaluation.Test`.
     """
-    arrays = model.load()
     shards = [task_index * len(devices) + k for k in range(len(devices))]
     with tf.device(placement('/device:CPU:0')):
         global_step = tf.train.get_or_create_global_step()
-        batches = model.train_batches(arrays, FLAGS.batch_size, shards, num_workers * len(devices),
-                                      FLAGS.seed)
-        towers = build_towers(model.loss_and_accuracy, batches, devices, placement)
-        with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-            _, test_accuracy = model.loss_and_accuracy(*model.test_set(arrays))
-    return global_step, towers, test_accuracy
+        batches = [model.train_batches(FLAGS.batch_size, 1, shard, num_workers * len(devices),
+                                       FLAGS.seed)[0] for shard in shards]
+        network = building.Network(model, batches, with_tables=False)
+        test = evaluation.Test(model, network.at_variables)
+        networks = [network if together else network.again([batch]) for batch in batches]
+        towers = build_towers(networks, devices, placement)
+    return global_step, towers, test
 
 
 def make_step(towers, global_step, hparams):
     """Makes one synchronous step of all towers.
 
     Args:
-      towers: list of `Tower`.
+      towers: list of `Tower`, all of the same network.
       global_step: integer `tf.Variable`, counts the steps, 1 for all towers together.
       hparams: object with the attributes learning_rate, decay_rate and decay_steps.
 
     Returns:
-      Dict of tensors to run again and again: 'global_step' after the step; 'loss' and 'accuracy',
+      Dict of tensors to run again and again: 'global_step' after the step; 'loss' and the metrics,
       means over the towers.
     """
-    means = {'loss': tf.add_n([tower.loss for tower in towers]) / len(towers),
-             'accuracy': tf.add_n([tower.accuracy for tower in towers]) / len(towers)}
-    update = tf.train.GradientDescentOptimizer(
-        decayed_learning_rate(hparams, global_step)).apply_gradients(
-            zip(mean_gradients(towers), tf.trainable_variables()), global_step)
-    with tf.control_dependencies([update]), tf.device(global_step.device):
+    network, gradients = towers[0].network, mean_gradients(towers)
+    means = exchange.mean([tower.figures for tower in towers])
+    with tf.device(global_step.device):
+        optimizer = network.optimizer(decayed_learning_rate(hparams, global_step))
+        updates = [optimizer.apply_gradients(zip(gradients, network.variables), global_step)]
+    if network.state:
+        updates.append(network.state.push())
+    with tf.control_dependencies(updates), tf.device(global_step.device):
         return dict(means, global_step=global_step.read_value())
 
 
@@ -167,7 +169,7 @@ def summarize(towers):
     """
     last = f'tower_{len(towers) - 1}/'
     with tf.name_scope(None):  # a summary is named after the scopes that it is made in
-        made = [tf.summary.scalar('total_loss', towers[-1].loss)]
+        made = [tf.summary.scalar('total_loss', towers[-1].figures['loss'])]
         for units in tf.get_collection(tf.GraphKeys.ACTIVATIONS, last):
             name = re.sub(f'^{last}', '', units.op.name)
             made.append(tf.summary.histogram(f'{name}/activations', units))
@@ -186,11 +188,11 @@ def summary_hooks(towers, model_dir):
 def main(_):
     devices, options, words = find_devices(FLAGS.num_gpus)
     tf.set_random_seed(FLAGS.seed)
-    global_step, towers, test_accuracy = build(devices, local_placement)
+    global_step, towers, test = build(devices, local_placement)
     with tf.device('/device:CPU:0'):
         train_op = make_step(towers, global_step, FLAGS)
 
-    past_the_hooks = sessions.PastTheHooks(train_op, test=test_accuracy)
+    past_the_hooks = sessions.PastTheHooks(train_op, test=test)
     checkpoints.check_model_dir(FLAGS.model_dir)
     with tf.train.MonitoredTrainingSession(
             checkpoint_dir=FLAGS.model_dir, config=tf.ConfigProto(**options),
@@ -212,7 +214,7 @@ def main(_):
         while progress.global_step < FLAGS.train_steps and not session.should_stop():
             session.run_step_fn(train)
         progress.done()
-        progress.test(session.run(test_accuracy))
+        progress.test(session.run_step_fn(test.in_step))
 
 
 if __name__ == '__main__':

@@ -42,11 +42,11 @@ def train(_):
 
     tf.set_random_seed(FLAGS.seed)
     place = placement(cluster_spec, worker_device)
-    global_step, tower_list, test_accuracy = towers.build(devices, place, task_index, num_workers)
+    global_step, tower_list, test = towers.build(devices, place, task_index, num_workers)
     with tf.device(place('/device:CPU:0')):
         train_op = towers.make_step(tower_list, global_step, FLAGS)
 
-    past_the_hooks = sessions.PastTheHooks(train_op, test=test_accuracy if is_chief else None)
+    past_the_hooks = sessions.PastTheHooks(train_op, test=test if is_chief else None)
     hooks = [past_the_hooks, ending.SayDone(resolver)]
     liveness.watch(resolver)
     if is_chief:
@@ -76,7 +76,7 @@ def train(_):
             session.run_step_fn(train_a_second)
         progress.done()
         if is_chief:
-            progress.test(session.run(test_accuracy))
+            progress.test(session.run_step_fn(test.in_step))
 
 
 if __name__ == '__main__':

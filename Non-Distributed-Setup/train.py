@@ -8,11 +8,11 @@ Distributed-Setup is the same with the variables on a parameter server.
 import time
 
 from absl import flags
-from tfdist import checkpoints, console, report, sessions, training_flags
+from tfdist import (building, checkpoints, console, evaluation, exchange, models, report, seam,
+                    sessions, training_flags)
 from tfdist.quiet import tf
 
-import model
-
+model = models.load()
 FLAGS = flags.FLAGS
 training_flags.define(train_steps=3000, learning_rate=0.1, counted='updates of the variables',
                       straggler=False)
@@ -20,36 +20,28 @@ flags.DEFINE_integer('num_threads', 1, "threads in each of TensorFlow's two pool
                      lower_bound=0)
 
 
-def sgd(loss, accuracy, variables, global_step, learning_rate):
-    """Makes one step of SGD.
+class Scheme(seam.Seam):
+    """Plain SGD on variables in this process."""
 
-    Args:
-      loss: float32 scalar tensor, on a fresh batch.
-      accuracy: float32 scalar tensor, on the same batch.
-      variables: list of `tf.Variable`.
-      global_step: integer `tf.Variable`, counts the steps.
-      learning_rate: float.
-
-    Returns:
-      Dict of tensors to run again and again: 'global_step' after the step, 'loss', 'accuracy'.
-    """
-    update = tf.train.GradientDescentOptimizer(learning_rate).minimize(
-        loss, global_step=global_step, var_list=variables)
-    with tf.control_dependencies([update]):
-        return {'global_step': global_step.read_value(), 'loss': loss, 'accuracy': accuracy}
+    def make(self, network, global_step, hparams, task_index, num_workers):
+        variables = network.variables
+        self.pull = exchange.pull(variables, global_step)
+        self.pushed, self.computed = network.gradients_at(self.pull[1:])
+        optimizer = network.optimizer(hparams.learning_rate)
+        push = exchange.apply(optimizer, self.pushed, variables, global_step)
+        with tf.control_dependencies([push]):
+            self.push = {'global_step': exchange.count(global_step, self.pull[0])['global_step']}
 
 
 def main(_):
     tf.set_random_seed(FLAGS.seed)
     global_step = tf.train.get_or_create_global_step()
-    _, test_accuracy = model.loss_and_accuracy(*model.test_set())
-    variables = tf.trainable_variables()
-    batch, = model.train_batches(FLAGS.batch_size, count=1, seed=FLAGS.seed)
-    with tf.variable_scope(tf.get_variable_scope(), reuse=True):
-        loss, accuracy = model.loss_and_accuracy(*batch)
-    train_op = sgd(loss, accuracy, variables, global_step, FLAGS.learning_rate)
+    batches = model.train_batches(FLAGS.batch_size, Scheme.local_steps(FLAGS), seed=FLAGS.seed)
+    network = building.Network(model, batches)
+    test = evaluation.Test(model, network.at_variables)
+    scheme = Scheme(network, global_step, FLAGS, task_index=0, num_workers=1)
 
-    past_the_hooks = sessions.PastTheHooks(train_op, test=test_accuracy)
+    past_the_hooks = sessions.PastTheHooks(scheme.train_op, test=test)
     checkpoints.check_model_dir(FLAGS.model_dir)
     scaffold = tf.train.Scaffold(saver=checkpoints.Saver('train'))
     with tf.train.MonitoredTrainingSession(
@@ -65,12 +57,12 @@ def main(_):
             while time.time() < until and progress.global_step < FLAGS.train_steps:
                 progress.add(past_the_hooks.run())
             if progress.global_step < FLAGS.train_steps:
-                progress.add(step_context.run_with_hooks(train_op))
+                progress.add(step_context.run_with_hooks(scheme.train_op))
 
         while progress.global_step < FLAGS.train_steps and not session.should_stop():
             session.run_step_fn(train)
         progress.done()
-        progress.test(session.run(test_accuracy))
+        progress.test(session.run_step_fn(test.in_step))
 
 
 if __name__ == '__main__':

@@ -4,23 +4,24 @@ For worker.py this is the model: the functions of model.py, with a choice of net
 """
 
 from absl import flags
-from tfdist import layers, problem
+from tfdist import layers, models, problem
 from tfdist.quiet import tf
 
-import model
-
+model = models.load()
 FLAGS = flags.FLAGS
-train_batches, test_set = model.train_batches, model.test_set
+train_batches, test_batches = model.train_batches, model.test_batches
 flags.DEFINE_enum('network', 'model', ['model', 'uneven', 'deep'],
                   'model: the one of model.py; uneven: one large layer and five small ones; '
                   'deep: 50 narrow layers, a hundred small variables')
 
-def loss_and_accuracy(images, labels):
-    """Builds the network of --network on a batch; see `model.loss_and_accuracy`."""
+def loss_and_metrics(batch, training):
+    """Builds the network of --network on a batch; see `models`."""
     if FLAGS.network == 'model':
-        return model.loss_and_accuracy(images, labels)
+        return model.loss_and_metrics(batch, training)
+    images, labels = batch
     logits = (_uneven if FLAGS.network == 'uneven' else _deep)(images)
-    return layers.loss_and_accuracy(logits, labels)
+    loss, accuracy = layers.loss_and_accuracy(logits, labels)
+    return loss, {'accuracy': accuracy}
 
 
 def _uneven(units):

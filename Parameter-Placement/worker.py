@@ -11,12 +11,13 @@ import sys
 import time
 
 from absl import flags
-from tfdist import (building, checkpoints, cluster, console, ending, exchange, liveness, report,
-                    seam, sessions, traffic, training_flags)
+from tfdist import (building, checkpoints, cluster, console, ending, evaluation, exchange,
+                    liveness, models, report, seam, sessions, traffic, training_flags)
 from tfdist.quiet import tf
 
-import networks as model  # model.py, and other networks to choose from
+import networks
 
+model = models.Model(networks)  # model.py, and other networks to choose from
 FLAGS = flags.FLAGS
 training_flags.define(train_steps=3000, learning_rate=0.1)
 flags.DEFINE_enum('strategy', 'greedy', ['round_robin', 'greedy', 'partitioned', 'fused'],
@@ -53,30 +54,6 @@ def device_setter(strategy, cluster_spec, worker_device):
     ps_strategy = (None if strategy == 'round_robin' else Greedy(cluster_spec.num_tasks('ps')))
     return tf.train.replica_device_setter(cluster=cluster_spec, worker_device=worker_device,
                                           ps_strategy=ps_strategy)
-
-
-def network_variables(build, worker_device):
-    """Asks a network which variables it wants. They are never used, but for their initial values.
-
-    Args:
-      build: function that makes them by `tf.get_variable`.
-      worker_device: string. On a ps they would count as load.
-
-    Returns:
-      List of `tf.Variable`, the trainable ones.
-    """
-    found = []
-
-    def get(getter, name, *args, **kwargs):
-        if kwargs.get('trainable') is False:
-            return getter(name, *args, **kwargs)
-        with tf.device(worker_device):
-            found.append(getter(name, *args, **dict(kwargs, trainable=False, collections=[])))
-        return found[-1]
-
-    with tf.variable_scope(tf.get_variable_scope(), custom_getter=get):
-        build()
-    return found
 
 
 class Placement:
@@ -142,8 +119,7 @@ class Scheme(seam.Seam):
     def make(self, network, global_step, hparams, task_index, num_workers):
         variables = network.variables
         self.pull = exchange.pull(variables, global_step)
-        gradients, loss, accuracy = exchange.gradients_at(loss_at, self.pull[1:])
-        self.computed = {'loss': loss, 'accuracy': accuracy}
+        gradients, self.computed = network.gradients_at(self.pull[1:])
         # Not an optimizer's update on the ps: on TensorFlow 1.15 the step size would travel, too.
         self.pushed = [-hparams.learning_rate * gradient for gradient in gradients]
         push = exchange.add_to(variables, self.pushed)
@@ -151,33 +127,49 @@ class Scheme(seam.Seam):
             self.push = {'global_step': exchange.count(global_step, self.pull[0])['global_step']}
 
 
-def make_scheme(batches, test_set, global_step, cluster_spec, worker_device):
-    """Makes the center as --strategy keeps it, and the ops that train and test it.
+class Placed:
+    """A network whose variables are kept as --strategy says.
 
-    Args:
-      batches: list of what `model.loss_and_accuracy` takes, to train on.
-      test_set: the same, to test on.
-      global_step: integer `tf.Variable`.
-      cluster_spec: `tf.train.ClusterSpec`.
-      worker_device: string, this worker.
-
-    Returns:
-      The Scheme, and a float32 scalar tensor, the accuracy on the test set.
+    Attributes:
+      variables: list of `tf.Variable`, the center.
+      state: see `building.Network`.
     """
-    task_index = tf.DeviceSpec.from_string(worker_device).task
-    scope = 'network'
-    with tf.variable_scope(scope):
-        wanted = network_variables(lambda: model.loss_and_accuracy(*test_set), worker_device)
-    placement = Placement(FLAGS.strategy,
-                          {v.op.name[len(scope) + 1:]: v.initial_value for v in wanted},
-                          cluster_spec.num_tasks('ps'))
-    with tf.variable_scope(scope):
-        network_at = building.make_loss_at(model.loss_and_accuracy, wanted, [*batches, test_set],
-                                           training_flags.straggler_delay(task_index))
-        scheme = Scheme(lambda values: network_at(placement.whole(values)), placement.variables,
-                        global_step, FLAGS, task_index, cluster_spec.num_tasks('worker'))
-        _, test_accuracy = network_at(placement.whole(scheme.pull[1:]))
-    return scheme, test_accuracy
+
+    def __init__(self, batches, delay, cluster_spec, worker_device):
+        """Builds the network for its variables' initial values, and makes the center of these.
+
+        Args:
+          batches: list of nests of tensors, to train on.
+          delay: float, seconds to waste on each batch.
+          cluster_spec: `tf.train.ClusterSpec`.
+          worker_device: string, this worker.
+        """
+        def never_used(next_creator, **kwargs):
+            if not kwargs.get('trainable', True):
+                return next_creator(**kwargs)
+            with tf.device(worker_device):  # on a ps it would count as load
+                return next_creator(**kwargs)
+
+        scope = 'network'
+        with tf.variable_scope(scope), tf.variable_creator_scope(never_used):
+            self._network = building.Network(model, batches, delay, with_tables=False)
+        wanted = self._network.variables
+        for name in tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.TRAINABLE_VARIABLES:
+            kept = tf.get_collection_ref(name)
+            kept[:] = [variable for variable in kept if variable not in wanted]
+        self._placement = Placement(
+            FLAGS.strategy, {variable.op.name[len(scope) + 1:]: variable.initial_value
+                             for variable in wanted}, cluster_spec.num_tasks('ps'))
+        self.variables, self.state = self._placement.variables, self._network.state
+
+    def gradients_at(self, values):
+        """See `building.Network`."""
+        return self._network.gradients_at(self._placement.whole(values), values)
+
+    def at_variables(self, batch):
+        """See `building.Network`."""
+        values = [exchange.read(variable) for variable in self.variables]
+        return self._network.at_variables(batch, self._placement.whole(values))
 
 
 def place_and_train(_):
@@ -196,8 +188,10 @@ def place_and_train(_):
         local_steps = Scheme.local_steps(FLAGS)
         batches = model.train_batches(FLAGS.batch_size, local_steps, task_index,
                                       cluster_spec.num_tasks('worker'), FLAGS.seed)
-        scheme, test_accuracy = make_scheme(batches, model.test_set(), global_step, cluster_spec,
-                                            worker_device)
+        network = Placed(batches, training_flags.straggler_delay(task_index), cluster_spec,
+                         worker_device)
+        test = evaluation.Test(model, network.at_variables) if is_chief else None
+        scheme = Scheme(network, global_step, FLAGS, task_index, cluster_spec.num_tasks('worker'))
 
     past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test)
     hooks = scheme.hooks + [past_the_hooks, ending.SayDone(resolver)]

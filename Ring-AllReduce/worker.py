@@ -197,8 +197,10 @@ def meet_and_train(_):
         local_steps = Scheme.local_steps(FLAGS)
         batches = model.train_batches(FLAGS.batch_size, local_steps, task_index, num_workers,
                                       FLAGS.seed)
-        network = building.Network(model, batches, training_flags.straggler_delay(task_index))
-        test = evaluation.Test(model, network) if is_chief else None
+        # Each worker has all parameters: a table, too.
+        network = building.Network(model, batches, training_flags.straggler_delay(task_index),
+                                   with_tables=False)
+        test = evaluation.Test(model, network.at_variables) if is_chief else None
         scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
         together = ring.Ring(resolver, tf.global_variables())
 

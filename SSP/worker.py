@@ -170,7 +170,7 @@ def main(_):
         batches = model.train_batches(FLAGS.batch_size, local_steps, task_index, num_workers,
                                       FLAGS.seed)
         network = building.Network(model, batches, training_flags.straggler_delay(task_index))
-        test = evaluation.Test(model, network) if is_chief else None
+        test = evaluation.Test(model, network.at_variables) if is_chief else None
         scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
 
     past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test)

@@ -62,7 +62,7 @@ def test_lines(clock, capsys):
     clock.now += 1.5
     progress.add(result(12, 0, 0, staleness=0))
     progress.done()
-    progress.test(0.98765)
+    progress.test({'accuracy': 0.98765, 'loss': 0.1})
     assert capsys.readouterr().out.splitlines() == [
         'worker 1: starts at step 0 of 100, after 2.0 s',
         'worker 1: step 7 of 100, loss 3.000, accuracy 0.375, staleness 2.0 (max 6), 2 steps/s',
@@ -133,7 +133,7 @@ def test_tensorboard(clock, tmp_path):
         clock.now += 0.5
         chief.add(result(10 * step, step, staleness=step % 2))
     worker.add(result(21, 3.5, 0.25, staleness=7), local_steps=8)
-    chief.test(0.75)
+    chief.test({'accuracy': 0.75, 'loss': 0.5})
     assert events(tmp_path / 'model') == {
         ('loss', 40): 2.5, ('accuracy', 40): 0.5, ('staleness', 40): 0.5, ('steps/s', 40): 2,
         ('loss', 80): 6.5, ('accuracy', 80): 0.5, ('staleness', 80): 0.5, ('steps/s', 80): 2,
@@ -147,7 +147,7 @@ def test_nothing_is_written_without_a_model_dir(tmp_path):
     for step in range(8):
         progress.add(result(step, 1))
     progress.done()
-    progress.test(1)
+    progress.test({'accuracy': 1., 'loss': 0.})
     assert not list(tmp_path.iterdir())
 
 

@@ -8,7 +8,7 @@ import types
 
 from absl import flags
 from absl.testing import flagsaver
-from conftest import digits, load_program
+from conftest import digits, load_program, ToyNetwork
 import numpy as np
 from processes import BEGINS, DID, RESUMES, STEP, Tasks, TEST
 import pytest
@@ -29,8 +29,8 @@ def program():
 class Replicas:
     """The replicas of one graph, driven by hand."""
 
-    def __init__(self, program, cluster, container, mode, losses_at, start, num_ps=1):
-        """`losses_at` and `start` are functions: they make ops in the graph."""
+    def __init__(self, program, cluster, container, mode, networks, start, num_ps=1):
+        """`networks` and `start` are functions: they make ops in the graph."""
         spec = tf.train.ClusterSpec({'ps': cluster.spec.as_dict()['ps'][:num_ps],
                                      'worker': cluster.spec.as_dict()['worker']})
         with tf.Graph().as_default() as graph, graph.container(container), tf.device(
@@ -38,10 +38,10 @@ class Replicas:
             tf.set_random_seed(1)
             self.global_step = tf.train.get_or_create_global_step()
             start()
+            made = networks(tf.trainable_variables())
             self.variables = tf.trainable_variables()
-            functions = losses_at(self.variables)
-            devices = [f'/job:worker/task:{i}' for i in range(len(functions))]
-            self.scheme = program.Scheme(functions, devices, self.variables, self.global_step,
+            devices = [f'/job:worker/task:{i}' for i in range(len(made))]
+            self.scheme = program.Scheme(made, devices, self.global_step,
                                          types.SimpleNamespace(mode=mode, learning_rate=0.5))
             assert tf.trainable_variables() == self.variables
             initialize = tf.global_variables_initializer()
@@ -66,17 +66,18 @@ def replicas(program, cluster, request):
     """A function that makes replicas on the toy problem: the gradient of replica i is x - ms[i]."""
     made = []
 
-    def make(mode, ms, start=(8.,), num_ps=1, losses_at=None):
+    def make(mode, ms, start=(8.,), num_ps=1, networks=None):
         def start_at():
             for i, value in enumerate(start):
                 tf.get_variable(f'x{i}', initializer=tf.constant(value, tf.float32))
 
-        def toys(_):
-            return [lambda values, m=m: (sum(tf.reduce_sum(tf.square(v - m)) / 2 for v in values),
-                                         tf.constant(0.)) for m in ms]
+        def toys(variables):
+            return [ToyNetwork(lambda values, m=m: (
+                sum(tf.reduce_sum(tf.square(v - m)) / 2 for v in values), tf.constant(0.)),
+                               variables) for m in ms]
 
         made.append(Replicas(program, cluster, f'{request.node.name} {len(made)}', mode,
-                             losses_at or toys, start if callable(start) else start_at, num_ps))
+                             networks or toys, start if callable(start) else start_at, num_ps))
         return made[-1]
 
     yield make
@@ -105,18 +106,15 @@ def test_sync_on_halves_is_one_step_on_the_whole(program, replicas):
     """With the network of model.py; also a mean of means is one only for halves of one size."""
     images, labels = [array[:64] for array in digits()[:2]]
 
-    def network():
-        program.model.loss_and_accuracy(tf.constant(images), tf.constant(labels))
-
     def on(*parts):
-        def losses_at(variables):
-            batches = [(tf.constant(images[part]), tf.constant(labels[part])) for part in parts]
-            return [building.make_loss_at(program.model.loss_and_accuracy, variables, [batch])
-                    for batch in batches]
-        return losses_at
+        def networks(_):
+            network = building.Network(program.model, [(tf.constant(images), tf.constant(labels))])
+            return [network.again([(tf.constant(images[part]), tf.constant(labels[part]))])
+                    for part in parts]
+        return networks
 
-    whole = replicas('sync', None, network, losses_at=on(slice(0, 64)))
-    halves = replicas('sync', None, network, losses_at=on(slice(0, 32), slice(32, 64)))
+    whole = replicas('sync', None, [], networks=on(slice(0, 64)))
+    halves = replicas('sync', None, [], networks=on(slice(0, 32), slice(32, 64)))
     for _ in range(5):
         assert halves.step()['loss'] == pytest.approx(whole.step()['loss'], rel=1e-5)
     for half, one in zip(halves.values(), whole.values()):
@@ -174,7 +172,7 @@ def test_placement(replicas, mode):
                 device = tf.DeviceSpec.from_string(node.device)
                 where.setdefault(node.op, []).append((device.job, device.task))
         assert sorted(where['Square']) == [('worker', i) for i in team]
-        for op in 'VarHandleOp', 'ReadVariableOp', 'AssignSubVariableOp', 'ResourceCountUpTo':
+        for op in 'VarHandleOp', 'ReadVariableOp', 'ResourceApplyGradientDescent', 'ResourceCountUpTo':
             assert {job for job, _ in where[op]} == {'ps'}
         if mode == 'sync':
             assert ('ps', 0) in where['AddN'], 'the mean of the gradients'

@@ -4,10 +4,11 @@ The graphs are made by the functions that worker.py trains with, and run on real
 """
 
 import contextlib
+import types
 
 from absl import flags
 from absl.testing import flagsaver
-from conftest import digits, load_program
+from conftest import digits, load_program, ToyNetwork
 import numpy as np
 from processes import KEEPS, RESUMES, SENDS, TEST
 import pytest
@@ -130,7 +131,7 @@ def test_each_step_is_sgd(program, cluster, strategy):
             assert [value.shape for value in whole] == list(initial.values())
             return tf.add_n([tf.reduce_sum(v ** 2) / 2 for v in whole]), tf.constant(0.)
 
-        scheme = program.Scheme(loss_at, placement.variables, step, flags.FLAGS, 0, 1)
+        scheme = program.Scheme(ToyNetwork(loss_at, placement.variables), step, flags.FLAGS, 0, 1)
         initialize = tf.global_variables_initializer()
     with tf.Session(cluster.servers['worker', 0].target, graph=graph,
                     config=cluster.config(0)) as session:
@@ -148,7 +149,8 @@ def run_network(program, cluster, strategy, network, traced=0):
         step = tf.train.get_or_create_global_step()
         batches = [tuple(tf.constant(array[:32]) for array in arrays)
                    for arrays in [digits()[:2]]]
-        scheme, _ = program.make_scheme(batches, batches[0], step, cluster.spec, WORKER)
+        network = program.Placed(batches, 0, cluster.spec, WORKER)
+        scheme = program.Scheme(network, step, flags.FLAGS, 0, 1)
         variables = tf.global_variables()
         initialize = tf.global_variables_initializer()
     with tf.Session(cluster.servers['worker', 0].target, graph=graph,
@@ -194,17 +196,20 @@ def test_greedy_takes_load_off_the_hottest_ps(program, cluster):
     assert hottest['greedy'] <= 0.6 * hottest['round_robin']
 
 
-def test_what_is_not_trained_stays_as_the_network_made_it(program):
-    def network():
-        tf.get_variable('mean', [3], trainable=False)
-        tf.get_variable('weights', [4])
+def test_what_is_not_trained_stays_as_the_network_made_it(program, cluster):
+    flags.FLAGS.strategy = 'round_robin'
+    with placing(program, cluster, 'round_robin', 'state'), pytest.MonkeyPatch.context() as patch:
+        def loss_and_metrics(batch, training):
+            del training
+            mean = tf.get_variable('mean', [3], trainable=False)
+            return tf.reduce_sum((tf.get_variable('weights', [3]) + mean) * batch), {}
 
-    with tf.Graph().as_default(), tf.device(tf.train.replica_device_setter(ps_tasks=1)):
-        wanted = program.network_variables(network, WORKER)
-        assert [v.op.name for v in wanted] == ['weights']
-        assert [v.op.name for v in tf.global_variables()] == ['mean']
-        assert not tf.trainable_variables()
-        assert wanted[0].device == WORKER
+        patch.setattr(program, 'model', types.SimpleNamespace(loss_and_metrics=loss_and_metrics))
+        network = program.Placed([tf.ones([3])], 0, cluster.spec, WORKER)
+        assert [v.op.name for v in network.variables] == ['weights']
+        assert [v.op.name for v in tf.global_variables()] == ['network/mean', 'weights']
+        assert tf.trainable_variables() == network.variables
+        assert '/job:ps' in network.variables[0].device
 
 
 def test_several_dtypes_cannot_be_fused(program, cluster):

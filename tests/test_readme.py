@@ -9,7 +9,7 @@ import types
 from conftest import load_program
 from processes import DID, ROOT, TEST
 import pytest
-from tfdist import building
+from tfdist import building, models
 from tfdist.quiet import tf
 
 PAGES = sorted(ROOT.glob('docs/*.md'))
@@ -150,7 +150,7 @@ def model_from(source):
     return module
 
 
-def models():
+def sources():
     """Returns the sources of two model.py: the one of the page, and the one with its own input."""
     whole, other = PYTHON.findall(text_of(YOUR_OWN))
     begin, end = whole.index('def train_batches'), whole.index('def test_set')
@@ -158,7 +158,7 @@ def models():
 
 
 @pytest.mark.parametrize('source', [
-    models()[0], pytest.param(models()[1], marks=pytest.mark.thorough)], ids=['arrays', 'dataset'])
+    sources()[0], pytest.param(sources()[1], marks=pytest.mark.thorough)], ids=['arrays', 'dataset'])
 def test_the_model_of_another_problem(programs, tmp_path, source):
     """It is put into a copied folder, as the text says."""
     folder = copied('HogWild', tmp_path / 'my-project')
@@ -169,7 +169,7 @@ def test_the_model_of_another_problem(programs, tmp_path, source):
     assert float(run.wait_for(TEST)['accuracy']) > 0.9
 
 
-@pytest.mark.parametrize('source', models(), ids=['arrays', 'dataset'])
+@pytest.mark.parametrize('source', sources(), ids=['arrays', 'dataset'])
 def test_its_batches_come_in_the_same_order_again(source):
     """However many a run takes; and each worker has others."""
     def read(runs, *arguments):
@@ -186,7 +186,7 @@ def test_its_batches_come_in_the_same_order_again(source):
 
 def test_the_same_model_in_one_process_says_the_same_again(programs, tmp_path):
     folder = copied('Non-Distributed-Setup', tmp_path)
-    (folder / 'model.py').write_text(models()[0], encoding='utf-8')
+    (folder / 'model.py').write_text(sources()[0], encoding='utf-8')
     runs = [programs.run_sh(folder, '--train_steps=300', '--log_every_n_steps=100')
             for _ in range(2)]
     said = []
@@ -206,7 +206,7 @@ def mistakes():
         (units, '    tf.get_variable("n", [], tf.int32, tf.zeros_initializer())\n' + units),
         (units, '    tf.get_variable(f"n_{len(tf.global_variables())}", [])\n' + units),
         ("layers.dense(points, 32, 'hidden')", 'tf.matmul(points, tf.Variable(tf.ones([2, 32])))'),
-        (re.search('^    units = .*\n.*', models()[0], re.MULTILINE).group(),
+        (re.search('^    units = .*\n.*', sources()[0], re.MULTILINE).group(),
          '    return tf.reduce_mean(points), tf.reduce_mean(points)'),
         ('num_shards, seed)\n', 'num_shards, seed)[1:]\n'),
         ('classes)\n', 'classes)[0]\n'),
@@ -218,7 +218,7 @@ def mistakes():
 @pytest.mark.parametrize('said, change', mistakes(), ids=lambda value: str(value)[:20])
 def test_what_is_said_of_a_model_with_a_mistake(said, change):
     """In each row of the table the first cell is what is seen, with `...` for what varies."""
-    source = models()[0]
+    source = sources()[0]
     assert change[0] in source
     model = model_from(change[1].join(source.rsplit(change[0], 1)))
     worker = load_program('HogWild')
@@ -227,11 +227,8 @@ def test_what_is_said_of_a_model_with_a_mistake(said, change):
     complaints = SystemExit, ValueError, TypeError, StopIteration
     with pytest.raises(complaints) as raised, tf.Graph().as_default():
         global_step = tf.train.get_or_create_global_step()
-        model.loss_and_accuracy(*model.test_set())
-        center = tf.trainable_variables()
-        loss_at = building.make_loss_at(model.loss_and_accuracy, center,
-                                        model.train_batches(10, 1))
-        worker.Scheme(loss_at, center, global_step, hparams, 0, 1)
+        network = building.Network(models.Model(model), model.train_batches(10, 1))
+        worker.Scheme(network, global_step, hparams, 0, 1)
     form = '.*'.join(map(re.escape, words.split('...')))
     assert re.search(form, f'{raised.type.__name__}: {raised.value}', re.IGNORECASE)
 

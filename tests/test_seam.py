@@ -11,7 +11,7 @@ import signal
 import types
 
 from absl import flags
-from conftest import load_program, ROOT
+from conftest import load_program, ROOT, ToyNetwork
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -92,8 +92,8 @@ class Player:
                 for i, value in enumerate(start)]
             self._played = tf.placeholder_with_default(tf.constant(ms[0], tf.float32), [])
             self.schemes = [
-                program.Scheme(functools.partial(self._loss_at, m), self.variables, global_step,
-                               hparams, i, len(ms))
+                program.Scheme(ToyNetwork(functools.partial(self._loss_at, m), self.variables),
+                               global_step, hparams, i, len(ms))
                 for i, m in enumerate([self._played, *ms[1:num_schemes]])]
             self.scheme = self.schemes[0]
             self.state = tf.global_variables()

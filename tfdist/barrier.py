@@ -26,25 +26,6 @@ def pushes_per_step(hparams, num_workers):
     return hparams.replicas_to_aggregate or num_workers
 
 
-class _OfSums:
-    """An optimizer that gets the mean of dense gradients, and the sum of those of tables' rows.
-
-    An accumulator of rows has another mean: it divides each row by how many workers pushed it. Of a
-    row that one of two workers pushed, half counts here, as of a dense gradient that is 0 for one.
-    """
-
-    def __init__(self, optimizer, number):
-        """Takes a `tf.train.Optimizer`, and of how many gradients a sum is."""
-        self._optimizer, self._number = optimizer, number
-
-    def apply_gradients(self, gradients, global_step):
-        """See `tf.train.Optimizer`."""
-        return self._optimizer.apply_gradients([
-            (tf.IndexedSlices(gradient.values / self._number, gradient.indices), variable)
-            if isinstance(gradient, tf.IndexedSlices) else (gradient, variable)
-            for gradient, variable in gradients], global_step)
-
-
 class Barrier(tf.train.SessionRunHook):
     """The push of a synchronous scheme, and the wait for the others'. Give it as a hook.
 
@@ -94,7 +75,8 @@ class Barrier(tf.train.SessionRunHook):
         self._thread = None  # does the chief's part if there are backup workers
         needed = pushes_per_step(hparams, num_workers)
         self._backups = num_workers - needed
-        sync = tf.train.SyncReplicasOptimizer(_OfSums(optimizer, needed), needed, num_workers)
+        sync = tf.train.SyncReplicasOptimizer(tables.MeansOfSums(optimizer, needed), needed,
+                                              num_workers)
         self.pushed = gradients
         gradients = transfer.to_ps(gradients, variables)
         if before:
@@ -123,7 +105,7 @@ class Barrier(tf.train.SessionRunHook):
             made = [op for op in tf.get_default_graph().get_operations() if op not in others]
             pushes = [op for op in made if op.type.endswith('AccumulatorApplyGradient')]
             for op in made:
-                if op.type == 'SparseConditionalAccumulator':  # see _OfSums
+                if op.type == 'SparseConditionalAccumulator':  # see tables.MeansOfSums
                     op._set_attr('reduction_type', tf.AttrValue(s=b'SUM'))
             self.stamps = [op.inputs[1] for op in pushes]
             late = tf.cast(tf.less(self.stamps[0], step_at_push), tf.int64)

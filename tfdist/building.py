@@ -1,18 +1,11 @@
 """Builds a model as schemes want it: on values that are not (or not yet) in its variables."""
 
-import collections
+import copy
 import sys
 import time
 
-from tfdist import exchange, graphs, stand_ins, state, tables, transfer
+from tfdist import collecting, exchange, inventory, stand_ins, state, tables, transfer
 from tfdist.quiet import tf
-
-# What a model puts there is of this build alone.
-_COLLECTIONS = (tf.GraphKeys.REGULARIZATION_LOSSES, tf.GraphKeys.LOSSES, tf.GraphKeys.UPDATE_OPS)
-_LARGE = 2 ** 24  # bytes: so much should not travel whole in each step
-_INSIDE = {'Enter', 'RefEnter', 'Switch', 'RefSwitch'}  # a handle goes into a loop or a branch
-
-Built = collections.namedtuple('Built', ['loss', 'metrics'])
 
 
 class Network:
@@ -36,99 +29,30 @@ class Network:
         Raises:
           SystemExit: naming a variable that cannot be trained in a scheme.
         """
-        self._model, self._batches, self._delay = model, batches, delay
-        self._fresh = iter(batches)
-        self._left = len(batches)
-        early = [variable.op.name for variable in tf.trainable_variables()]
-        if early:
-            sys.exit(f'The variables {", ".join(early)} are made before the model is built: make '
-                     'them in its function, so that it can be built on values.')
-        self._first_build(with_tables)
+        self._model, self._delay = model, delay
+        self._scope = tf.get_variable_scope()
+        if not batches:
+            sys.exit("The model's train_batches made no batch.")
+        self._all = inventory.Inventory(model, batches[0], with_tables)
+        self._begin(batches)
 
-    def _first_build(self, with_tables):
-        """Makes the variables, and finds out what each of them is."""
-        made, by_name = [], set()
+    def again(self, batches):
+        """Returns another `Network` of the same variables, for other batches."""
+        other = copy.copy(self)
+        other._begin(batches)
+        return other
 
-        def note(next_creator, **kwargs):
-            if tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get('collections') or ()):
-                return next_creator(**kwargs)
-            made.append(next_creator(**kwargs))
-            return made[-1]
-
-        def get(getter, name, *args, **kwargs):
-            found = getter(name, *args, **kwargs)
-            by_name.update(map(id, _parts_of(found)))
-            return found
-
-        others = set(tf.global_variables())
-        with tf.variable_scope(tf.get_variable_scope(), custom_getter=get), \
-                tf.variable_creator_scope(note):
-            built = self._call(self._batches[0], training=True)
-        # Those that others make by name, such as the global step, are others' business.
-        self._made = [variable for variable in made if variable not in others]
-        self._in_order = [variable for variable in self._made if id(variable) not in by_name]
-        reads = graphs.readers([built.loss, *tf.nest.flatten(built.metrics)])
-        self.variables, assigned, frozen = [], [], []
-        for variable in self._made:
-            name, uses = variable.op.name, reads[variable.handle.op]
-            writes = [op for op in variable.handle.consumers()
-                      if op.type.startswith(('Assign', 'ResourceScatter')) and
-                      op is not variable.initializer]
-            by_rows = uses == {'ResourceGather'}
-            if not variable.trainable:
-                if writes or uses & _INSIDE:
-                    if variable.dtype.base_dtype == tf.bool:
-                        sys.exit(f'The model assigns to {name}, which is of bool: make it an int.')
-                    assigned.append(variable)
-                elif not by_rows:
-                    frozen.append(variable)
-                continue
-            size = variable.shape.num_elements() * variable.dtype.size
-            if writes:
-                sys.exit(f'The model assigns to the variable {name}, which a scheme trains: make '
-                         'it with trainable=False.')
-            if not variable.dtype.base_dtype.is_floating:
-                sys.exit(f'The trainable variable {name} is of {variable.dtype.name}, which has no '
-                         'gradient: make it with trainable=False.')
-            if not uses:
-                sys.exit(f'The loss does not depend on the trainable variable {name}: make it with '
-                         'trainable=False, or leave it out.')
-            if 'ResourceGather' in uses and not (by_rows and with_tables) and size > _LARGE:
-                why = ('this scheme would have it whole on each worker' if by_rows else
-                       f'the model reads it as a whole ({", ".join(sorted(uses - {"ResourceGather"}))})'
-                       ', and so would each step')
-                sys.exit(f'The table {name} has {size / 1e6:.0f} MB, and {why}: gather rows of it '
-                         'only, in a scheme that keeps tables on the ps (docs/your-own-model.md).')
-            self.variables.append(tables.Rows(variable) if by_rows and with_tables else variable)
-        if not self.variables:
-            sys.exit('The model makes no trainable variable in its function: there is nothing to '
-                     'train.')
-        self.state = state.State(assigned) if assigned else None
-        self._always = {id(each.stands_for): each for each in self.state.stand_ins} if assigned else {}
-        read = transfer.to_worker([exchange.read(variable) for variable in frozen])
-        for variable, value in zip(frozen, read):
-            self._always[id(variable)] = stand_ins.of_value(variable, value)
-
-    def _call(self, batch, training):
-        """Calls the model's function; what it adds to collections is its own for as long."""
-        graph = tf.get_default_graph()
-        outside = {name: list(graph.get_collection_ref(name)) for name in _COLLECTIONS}
-        for name in _COLLECTIONS:
-            graph.clear_collection(name)
-        loss, metrics = self._model.loss_and_metrics(batch, training)
-        if loss.shape.rank != 0 or not loss.dtype.is_floating:
-            sys.exit(f"The model's loss has to be one number, and is of shape {loss.shape} and "
-                     f'{loss.dtype.name}.')
-        reached = graphs.ancestors([loss])
-        loss = tf.add_n([loss] + [
-            term for term in graph.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)
-            if term.op not in reached], name='loss')
-        if training:  # besides assignments to variables of its own, which are in its state
-            with tf.control_dependencies(graph.get_collection(tf.GraphKeys.UPDATE_OPS)):
-                loss = tf.identity(loss)
-        for name, elements in outside.items():
-            graph.get_collection_ref(name)[:] = elements
-        return Built(loss, metrics)
+    def _begin(self, batches):
+        """Makes ready for a run of the graph, which takes in these batches."""
+        self._fresh, self._left = iter(batches), len(batches)
+        self.variables = [tables.Rows(variable) if variable in self._all.tables else variable
+                          for variable in self._all.trained]
+        self.state = state.State(self._all.assigned) if self._all.assigned else None
+        self._always = {each.stands_for: each
+                        for each in (self.state.stand_ins if self.state else [])}
+        read = transfer.to_worker([exchange.read(variable) for variable in self._all.frozen])
+        for variable, value in zip(self._all.frozen, read):
+            self._always[variable] = stand_ins.of_value(variable, value)
 
     def _build(self, batch, training, in_place_of):
         """Builds the model again, on the same variables, or stand-ins for them.
@@ -136,13 +60,13 @@ class Network:
         Args:
           batch: nest of tensors.
           training: bool.
-          in_place_of: dict of what the model gets for a variable, by its id.
+          in_place_of: dict of what the model gets for a variable.
         """
-        in_order, asked = iter(self._in_order), set()
+        in_order, asked = iter(self._all.in_order), set()
 
         def hand_out(variable):
-            asked.add(id(variable))
-            return in_place_of.get(id(variable), variable)
+            asked.add(variable)
+            return in_place_of.get(variable, variable)
 
         def get(getter, name, *args, **kwargs):
             try:
@@ -151,14 +75,14 @@ class Network:
                 sys.exit(f'The second build of the model asks for the variable {name}, and the '
                          f'first made none like it ({str(error).splitlines()[0]}). Each build has '
                          'to make the same variables.')
-            parts = [hand_out(part) for part in _parts_of(found)]
+            parts = [hand_out(part) for part in inventory.parts_of(found)]
             regularizer = kwargs.get('regularizer')
             for part in parts if regularizer else []:
                 tf.losses.add_loss(regularizer(part), tf.GraphKeys.REGULARIZATION_LOSSES)
-            return stand_ins.of_parts(found, parts) if len(parts) > 1 else parts[0]
+            return parts[0] if hasattr(found, 'handle') else stand_ins.of_parts(found, parts)
 
         def create(next_creator, **kwargs):
-            if tf.GraphKeys.LOCAL_VARIABLES in (kwargs.get('collections') or ()):
+            if inventory.is_local(kwargs):
                 return next_creator(**kwargs)
             variable = next(in_order, None)
             if variable is None:
@@ -171,16 +95,17 @@ class Network:
                          'to make the same variables.')
             return hand_out(variable)
 
-        with tf.variable_scope(tf.get_variable_scope(), reuse=True, custom_getter=get), \
+        # To enter the scope again begins the numbers of layers without a name anew.
+        with tf.variable_scope(self._scope, reuse=True, custom_getter=get), \
                 tf.variable_creator_scope(create):
-            built = self._call(batch, training)
+            loss, metrics = collecting.call(self._model, batch, training)
         stand_ins.check(in_place_of.values())
-        kept = [variable.op.name for variable in self._made if id(variable) not in asked]
+        kept = [variable.op.name for variable in self._all.made if variable not in asked]
         if kept and training:
             sys.exit(f'The second build of the model does not ask for the variables '
                      f'{", ".join(kept)}: they would not be trained. Make them, and the layers '
                      'that have them, in each call of its function.')
-        return built
+        return loss, metrics
 
     def gradients_at(self, values, sources=None):
         """Makes a fresh batch's gradients.
@@ -197,16 +122,14 @@ class Network:
         Raises:
           SystemExit: naming the variables that the loss does not depend on.
         """
-        in_place_of = dict(self._always)
-        for variable, value in zip(self.variables, values):
-            if isinstance(variable, tables.Rows):
-                in_place_of[id(variable.table)] = stand_ins.of_table(
-                    variable.table, variable.gather_from(value))
-            else:
-                in_place_of[id(variable)] = stand_ins.of_value(variable, value)
-        built = self._build(self._late(next(self._fresh), values), True, in_place_of)
+        batch = next(self._fresh, None)
+        if batch is None:
+            sys.exit("The model's train_batches made fewer batches than the scheme takes in a run: "
+                     'it has to make as many as its argument count says.')
+        batch = self._late(batch, values)
+        loss, metrics = self._build(batch, True, {**self._always, **self._stand_ins(values)})
         sources = values if sources is None else sources
-        gradients = tf.gradients(built.loss, sources)
+        gradients = tf.gradients(loss, sources)
         without = [variable.op.name for variable, gradient in zip(self.variables, gradients)
                    if gradient is None]
         if without:
@@ -216,10 +139,21 @@ class Network:
         for rows in self.variables if not self._left else []:
             if isinstance(rows, tables.Rows):
                 rows.all_asked()
-        figures = {'loss': tf.cast(built.loss, tf.float32)}
+        figures = {'loss': tf.cast(loss, tf.float32)}
         figures.update((name, tf.cast(metric, tf.float32)) for name, metric in
-                       built.metrics.items() if not isinstance(metric, tuple))
+                       metrics.items() if not isinstance(metric, tuple))
         return [tf.convert_to_tensor(gradient) for gradient in gradients], figures
+
+    def _stand_ins(self, values):
+        """Returns a dict of stand-ins by the variables for which they stand."""
+        made = {}
+        for variable, value in zip(self.variables, values):
+            if isinstance(variable, tables.Rows):
+                made[variable.table] = stand_ins.of_table(variable.table,
+                                                          variable.gather_from(value))
+            else:
+                made[variable] = stand_ins.of_value(variable, value)
+        return made
 
     def _late(self, batch, values):
         """Returns the batch, after the delay that begins when the values are there."""
@@ -230,16 +164,17 @@ class Network:
         with tf.control_dependencies([wasted]):
             return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
 
-    def at_variables(self, batch):
-        """Builds the model on the variables themselves, as for a test.
+    def at_variables(self, batch, values=None):
+        """Builds the model for a test, where its variables are.
 
         Args:
           batch: nest of tensors.
+          values: list of tensors, values in the place of the variables; or None.
 
         Returns:
           The loss, a scalar tensor; and a dict of metrics by name, see `models.Model`.
         """
-        return self._build(batch, False, {})
+        return self._build(batch, False, self._stand_ins(values) if values else {})
 
     def optimizer(self, learning_rate, otherwise=tf.train.GradientDescentOptimizer, **kwargs):
         """Returns a `tf.train.Optimizer` for the ps.
@@ -250,8 +185,3 @@ class Network:
           **kwargs: what this class takes besides.
         """
         return self._model.optimizer(learning_rate) or otherwise(learning_rate, **kwargs)
-
-
-def _parts_of(variable):
-    """Returns the list of a `PartitionedVariable`'s parts; of any other variable, itself."""
-    return [variable] if isinstance(variable, tf.Variable) else list(variable)

