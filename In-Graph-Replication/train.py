@@ -56,6 +56,7 @@ class Scheme:
             for network, device in team:
                 with tf.device(device):
                     own, of_batch = network.gradients_at(center)
+                network.finish()
                 gradients.append(own)
                 figures.append(of_batch)
             means = []

@@ -109,6 +109,9 @@ class ToyNetwork:
         loss, accuracy = self._loss_at(values)
         return tf.gradients(loss, values), {'loss': loss, 'accuracy': accuracy}
 
+    def finish(self):
+        """See `building.Network`."""
+
     def optimizer(self, learning_rate, otherwise=tf.train.GradientDescentOptimizer, **kwargs):
         """See `building.Network`."""
         return otherwise(learning_rate, **kwargs)

@@ -44,7 +44,7 @@ class Network:
 
     def _begin(self, batches):
         """Makes ready for a run of the graph, which takes in these batches."""
-        self._fresh, self._left = iter(batches), len(batches)
+        self._fresh = iter(batches)
         self.variables = [tables.Rows(variable) if variable in self._all.tables else variable
                           for variable in self._all.trained]
         self.state = state.State(self._all.assigned) if self._all.assigned else None
@@ -88,7 +88,7 @@ class Network:
             if variable is None:
                 sys.exit(f'The second build of the model makes a variable {kwargs.get("name")} '
                          'more than the first. Each build has to make the same variables.')
-            shape = kwargs.get('shape')
+            shape = kwargs.get('shape') or getattr(kwargs.get('initial_value'), 'shape', None)
             if shape is not None and not variable.shape.is_compatible_with(shape):
                 sys.exit(f'The second build of the model makes a variable of shape {shape} where '
                          f'the first made {variable.op.name} of {variable.shape}. Each build has '
@@ -135,14 +135,19 @@ class Network:
         if without:
             sys.exit(f'The loss does not depend on the trainable {", ".join(without)}, or has no '
                      'gradient there: make what it is with trainable=False, or leave it out.')
-        self._left -= 1
-        for rows in self.variables if not self._left else []:
-            if isinstance(rows, tables.Rows):
-                rows.all_asked()
         figures = {'loss': tf.cast(loss, tf.float32)}
         figures.update((name, tf.cast(metric, tf.float32)) for name, metric in
                        metrics.items() if not isinstance(metric, tuple))
         return [tf.convert_to_tensor(gradient) for gradient in gradients], figures
+
+    def finish(self):
+        """Says that no batch is left: from now on it is known which rows a run asks for."""
+        if next(self._fresh, None) is not None:
+            sys.exit("The model's train_batches made more batches than the scheme takes in a run: "
+                     'it has to make as many as its argument count says.')
+        for variable in self.variables:
+            if isinstance(variable, tables.Rows):
+                variable.all_asked()
 
     def _stand_ins(self, values):
         """Returns a dict of stand-ins by the variables for which they stand."""

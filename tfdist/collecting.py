@@ -23,19 +23,13 @@ def call(model, batch, training):
       The loss, a scalar tensor; and a dict of metrics by name.
 
     Raises:
-      SystemExit: if it does not return these.
+      SystemExit: if the loss is not one number.
     """
     graph = tf.get_default_graph()
     outside = {name: list(graph.get_collection_ref(name)) for name in _COLLECTIONS}
     for name in _COLLECTIONS:
         graph.clear_collection(name)
-    try:
-        loss, metrics = model.loss_and_metrics(batch, training)
-        metrics = dict(metrics)
-    except (TypeError, ValueError) as error:
-        if 'unpack' not in str(error) and 'dict' not in str(error):
-            raise
-        sys.exit(f"The model's function has to return its loss, and a dict of metrics ({error}).")
+    loss, metrics = model.loss_and_metrics(batch, training)
     loss = tf.convert_to_tensor(loss)
     if loss.shape.rank != 0 or not loss.dtype.is_floating:
         sys.exit(f"The model's loss has to be one number: it is of shape {loss.shape} and "

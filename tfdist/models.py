@@ -51,11 +51,20 @@ class Model:
         return getattr(self._module, name)
 
     def loss_and_metrics(self, batch, training):
-        """See the module."""
+        """See the module.
+
+        Raises:
+          SystemExit: if the function does not return what it should.
+        """
         if hasattr(self._module, 'loss_and_metrics'):
-            return self._module.loss_and_metrics(batch, training)
-        loss, accuracy = self._module.loss_and_accuracy(*batch)
-        return loss, {'accuracy': accuracy}
+            returned = self._module.loss_and_metrics(batch, training)
+            if _is_pair(returned) and hasattr(returned[1], 'items'):
+                return returned
+            sys.exit("The model's loss_and_metrics has to return its loss, and a dict of metrics.")
+        returned = self._module.loss_and_accuracy(*batch)
+        if _is_pair(returned):
+            return returned[0], {'accuracy': returned[1]}
+        sys.exit("The model's loss_and_accuracy has to return its loss and its accuracy.")
 
     def test_batches(self, batch_size):
         """See the module."""
@@ -67,6 +76,11 @@ class Model:
         """See the module; None if it has none."""
         make = getattr(self._module, 'optimizer', None)
         return make and make(learning_rate)
+
+
+def _is_pair(value):
+    """Returns whether a value is a tuple or a list of two."""
+    return isinstance(value, (tuple, list)) and len(value) == 2
 
 
 def load():

@@ -69,8 +69,8 @@ class Seam:
 
         Args:
           network: object such as `building.Network`: what is trained. Its attributes: variables,
-            the center; gradients_at(values), the gradients and figures of a fresh batch;
-            optimizer(learning_rate, otherwise); state, or None.
+            the center; gradients_at(values), the gradients and figures of a fresh batch; finish(),
+            after the last; optimizer(learning_rate, otherwise); state, or None.
           global_step: integer `tf.Variable`, counts updates of the center.
           hparams: object with the scheme's hyperparameters as attributes, named as its flags.
           task_index: int, which worker this is.
@@ -78,6 +78,7 @@ class Seam:
         """
         self.stamps, self.own, self.hooks = [], [], []
         self.make(network, global_step, hparams, task_index, num_workers)
+        network.finish()
         if network.state:
             self._with_state(network.state, global_step)
         self.train_op = dict(self.computed, **(self.finish or self.push))

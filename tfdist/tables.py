@@ -1,7 +1,9 @@
 """Tables: variables too large to travel, of which a run reads and writes the rows that it needs."""
 
 import copy
+import sys
 
+from tfdist import graphs
 from tfdist.quiet import tf
 
 
@@ -62,7 +64,14 @@ class Rows:
         return gather
 
     def all_asked(self):
-        """Tells the rows from the ids that all batches asked for. To be called after the last."""
+        """Tells the rows from the ids that all batches asked for. To be called after the last.
+
+        Raises:
+          SystemExit: if an id depends on what is in a row.
+        """
+        if self._known.op in graphs.ancestors([ids for ids, _ in self._asked]):
+            sys.exit(f'Which rows of the table {self.op.name} are read depends on the rows that '
+                     'were read before: a scheme that leaves tables on the ps reads all at once.')
         ids = [tf.reshape(tf.cast(ids, tf.int64), [-1]) for ids, _ in self._asked]
         unique, where = tf.unique(tf.concat(ids, axis=0))
         _keep(self._known, unique)
