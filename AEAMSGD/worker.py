@@ -39,6 +39,8 @@ class Scheme(seam.Seam):
       velocity: list of `tf.Variable` on this worker, u.
     """
 
+    with_tables = False  # a replica is whole
+
     def make(self, network, global_step, hparams, task_index, num_workers):
         variables = network.variables
         moving_rate = hparams.moving_rate
@@ -91,9 +93,8 @@ def main(_):
         local_steps = Scheme.local_steps(FLAGS)
         batches = model.train_batches(FLAGS.batch_size, local_steps, task_index, num_workers,
                                       FLAGS.seed)
-        # A replica is whole: of a table, too.
         network = building.Network(model, batches, training_flags.straggler_delay(task_index),
-                                   with_tables=False)
+                                   Scheme.with_tables)
         test = evaluation.Test(model, network.at_variables) if is_chief else None
         scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
 

@@ -25,7 +25,7 @@ from tfdist.quiet import tf
 
 model = models.load()
 FLAGS = flags.FLAGS
-training_flags.define(train_steps=500, learning_rate=0.1)
+training_flags.define(train_steps=500, learning_rate=0.1, local_steps=10)
 flags.DEFINE_integer('n_fetch', 10, 'local steps between two pulls', lower_bound=1)
 flags.DEFINE_integer('n_push', 10, 'local steps between two pushes', lower_bound=1)
 flags.DEFINE_float('server_learning_rate', 0.05, "step size of the ps's Adagrad", lower_bound=0)
@@ -104,7 +104,8 @@ def main(_):
         local_steps = Scheme.local_steps(FLAGS)
         batches = model.train_batches(FLAGS.batch_size, local_steps, task_index, num_workers,
                                       FLAGS.seed)
-        network = building.Network(model, batches, training_flags.straggler_delay(task_index))
+        network = building.Network(model, batches, training_flags.straggler_delay(task_index),
+                                   Scheme.with_tables)
         test = evaluation.Test(model, network.at_variables) if is_chief else None
         scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
 

@@ -69,7 +69,7 @@ def main(_):
                 tf.Summary.Value(tag=f'test_{name}', simple_value=value)
                 for name, value in figures.items()]), step)
             writer.flush()
-            words = ', '.join(f'{name} {value:.3f}' for name, value in reversed(list(figures.items())))
+            words = ', '.join(f'{name} {figures[name]:.3f}' for name in reversed(list(figures)))
             console.say('evaluator', f'checkpoint at step {step}, {words}')
             if step >= FLAGS.train_steps:
                 directory = export(checkpoint, step, os.path.join(FLAGS.model_dir, 'export'))

@@ -88,7 +88,7 @@ def _next(records, shape, pixels, ahead):
         return tf.cast(images, tf.float32) / 255, tf.reshape(batch['label'], shape)
 
     size = functools.reduce(operator.mul, shape)
-    dataset = records.batch(size, drop_remainder=True).map(parse).prefetch(ahead)
+    dataset = batches.mapped(records.batch(size, drop_remainder=True), parse).prefetch(ahead)
     return batches.next_of(dataset)
 
 

@@ -20,7 +20,7 @@ from tfdist.quiet import tf
 
 model = models.load()
 FLAGS = flags.FLAGS
-training_flags.define(train_steps=2000, learning_rate=0.001)
+training_flags.define(train_steps=2000, learning_rate=0.001, of_sgd=False)
 flags.DEFINE_boolean('is_sync', False, 'take each step together, with the mean of all gradients')
 
 
@@ -60,7 +60,8 @@ def main(_):
         local_steps = Scheme.local_steps(FLAGS)
         batches = model.train_batches(FLAGS.batch_size, local_steps, task_index, num_workers,
                                       FLAGS.seed)
-        network = building.Network(model, batches, training_flags.straggler_delay(task_index))
+        network = building.Network(model, batches, training_flags.straggler_delay(task_index),
+                                   Scheme.with_tables)
         test = evaluation.Test(model, network.at_variables) if is_chief else None
         scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
 

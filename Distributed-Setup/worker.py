@@ -51,7 +51,8 @@ def main(_):
         local_steps = Scheme.local_steps(FLAGS)
         batches = model.train_batches(FLAGS.batch_size, local_steps, task_index, num_workers,
                                       FLAGS.seed)
-        network = building.Network(model, batches, training_flags.straggler_delay(task_index))
+        network = building.Network(model, batches, training_flags.straggler_delay(task_index),
+                                   Scheme.with_tables)
         test = evaluation.Test(model, network.at_variables) if is_chief else None
         scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
 

@@ -80,7 +80,8 @@ def join_and_train(_):
         # Nobody knows how many shards would be needed: all data, in an order of this worker's own.
         batches = model.train_batches(FLAGS.batch_size, local_steps,
                                       seed=FLAGS.seed + 1000 * task_index)
-        network = building.Network(model, batches, training_flags.straggler_delay(task_index))
+        network = building.Network(model, batches, training_flags.straggler_delay(task_index),
+                                   Scheme.with_tables)
         test = evaluation.Test(model, network.at_variables) if is_chief else None
         scheme = Scheme(network, global_step, FLAGS, task_index, num_workers=None)
 

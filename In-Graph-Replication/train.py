@@ -41,38 +41,39 @@ class Scheme:
         """Makes the ops.
 
         Args:
-          networks: list of `building.Network` of the same variables, one for each replica.
+          networks: list of `building.Network` of the same variables, one for each team of replicas:
+            in --mode=sync there is one, else each replica is one.
           devices: list of strings, where the replicas compute.
           global_step: integer `tf.Variable`, counts updates of the center.
           hparams: object with the attributes learning_rate and mode.
         """
-        replicas = list(zip(networks, devices))
-        teams = [replicas] if hparams.mode == 'sync' else [[replica] for replica in replicas]
+        teams = [devices] if hparams.mode == 'sync' else [[device] for device in devices]
         self.pulls, self.train_ops = [], []
-        for team in teams:
-            self.pulls.append(exchange.pull(networks[0].variables, global_step))
+        for network, team in zip(networks, teams):
+            self.pulls.append(exchange.pull(network.variables, global_step))
             step_read, center = self.pulls[-1][0], self.pulls[-1][1:]
             gradients, figures = [], []
-            for network, device in team:
+            for device in team:
                 with tf.device(device):
                     own, of_batch = network.gradients_at(center)
-                network.finish()
                 gradients.append(own)
                 figures.append(of_batch)
+            network.finish()
             means = []
-            for variable, value, *each in zip(networks[0].variables, center, *gradients):
+            for variable, value, *each in zip(network.variables, center, *gradients):
                 # All read before anything is written, and the mean is taken where the variable is.
                 with tf.device(variable.device), tf.control_dependencies([value]):
                     means.append(tf.add_n(each) / len(each))
             with tf.device(global_step.device):
-                pushes = [networks[0].optimizer(hparams.learning_rate).apply_gradients(
-                    zip(means, networks[0].variables))]
-            pushes += [network.state.push(1 / len(team)) for network, _ in team if network.state]
+                pushes = [network.optimizer(hparams.learning_rate).apply_gradients(
+                    zip(means, network.variables))]
+            if network.state:
+                pushes.append(network.state.push())
             with tf.control_dependencies(pushes):
                 push = exchange.count(global_step, step_read)
             if hparams.mode == 'sync':
                 del push['staleness']  # it is always 0
-            with tf.device(team[0][1]):
+            with tf.device(team[0]):
                 self.train_ops.append(dict(exchange.mean(figures), **push))
 
 
@@ -95,10 +96,9 @@ def replicate_and_train(_):
                   for i in range(num_workers)]
         network = building.Network(model, shards[0], with_tables=False)
         test = evaluation.Test(model, network.at_variables)
-        networks = []
-        for device, shard in zip(workers, shards):
-            with tf.device(device):
-                networks.append(network.again(shard))
+        if FLAGS.mode == 'sync':
+            shards = [sum(shards, [])]
+        networks = [network.again(shard) for shard in shards]
         scheme = Scheme(networks, workers, global_step, FLAGS)
     replicas = num_workers // len(scheme.train_ops)  # in one run of a train op
 

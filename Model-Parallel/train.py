@@ -10,12 +10,13 @@ chief, builds the one graph, and asks the workers to run it.
 Jeffrey Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, section 3.
 """
 
+import functools
 import sys
 import time
 
 from absl import flags
-from tfdist import (checkpoints, cluster, console, ending, layers, liveness, report, sessions,
-                    traffic, training_flags)
+from tfdist import (checkpoints, cluster, console, ending, evaluation, layers, liveness, models,
+                    report, sessions, traffic, training_flags)
 from tfdist.quiet import tf
 
 import model
@@ -109,25 +110,26 @@ def split_by_columns(images, sizes, num_workers):
     return units
 
 
-def loss_and_accuracy(images, labels, hparams, sizes, num_workers):
+def loss_and_metrics(batch, hparams, sizes, num_workers):
     """Builds the network over the workers, on a batch.
 
     Args:
-      images: [batch_size, pixels] float32.
-      labels: [batch_size] int64, the classes.
+      batch: pair of images [batch_size, pixels] float32 and labels [batch_size] int64, the classes.
       hparams: object with the attribute split.
       sizes: list of ints, how many columns the layers have.
       num_workers: int, over how many workers to split.
 
     Returns:
-      Two float32 scalars, where the logits are: the mean cross-entropy in nats, and the share of
-      right answers.
+      Where the logits are, the mean cross-entropy in nats, a float32 scalar; and a dict:
+      'accuracy', the share of right answers, a float32 scalar.
     """
+    images, labels = batch
     with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
         split = split_by_columns if hparams.split == 'columns' else split_by_layers
         logits = split(images, sizes, 1 if hparams.split == 'none' else num_workers)
     with tf.device(logits.device):
-        return layers.loss_and_accuracy(logits, labels)
+        loss, accuracy = layers.loss_and_accuracy(logits, labels)
+    return loss, {'accuracy': accuracy}
 
 
 class Scheme:
@@ -137,21 +139,29 @@ class Scheme:
       optimizers: dict of `tf.train.Optimizer` by device.
       gradients: list of tensors, of the variables in order.
       train_op: dict of tensors to run again and again: 'global_step' after the update; 'loss' and
-        'accuracy' on its batch.
+        the metrics on its batch.
     """
 
-    def __init__(self, loss, accuracy, variables, global_step, hparams):
+    def __init__(self, loss, metrics, variables, global_step, hparams):
         """Makes the ops.
 
         Args:
           loss: float32 scalar tensor, on a fresh batch.
-          accuracy: float32 scalar tensor, on the same batch.
+          metrics: dict of float32 scalar tensors, on the same batch.
           variables: list of `tf.Variable`.
           global_step: integer `tf.Variable`, counts the updates.
           hparams: object with the attributes learning_rate and momentum.
+
+        Raises:
+          SystemExit: naming the variables that the loss does not depend on.
         """
         # Colocated: else backward ops go where bare ones do, and activations travel there.
         self.gradients = tf.gradients(loss, variables, colocate_gradients_with_ops=True)
+        without = [variable.op.name for variable, gradient in zip(variables, self.gradients)
+                   if gradient is None]
+        if without:
+            sys.exit(f'The loss does not depend on the trainable {", ".join(without)}, or has no '
+                     'gradient there: make what it is with trainable=False, or leave it out.')
         self.optimizers, updates = {}, []
         for device in sorted({variable.device for variable in variables}):
             with tf.device(device):  # one for each, so that its step size need not travel
@@ -162,10 +172,13 @@ class Scheme:
                     if variable.device == device))
         with tf.control_dependencies(updates), tf.device(global_step.device):
             step = global_step.assign_add(1).read_value()
-        self.train_op = {'global_step': step, 'loss': loss, 'accuracy': accuracy}
+        self.train_op = dict({'loss': loss}, **metrics, global_step=step)
 
 
 def split_and_train(_):
+    if FLAGS.model:
+        sys.exit(f'--model={FLAGS.model}: a network has to be split by hand, as that of this '
+                 'folder is in split_by_layers.')
     resolver = cluster.resolve('chief', jobs=('chief', 'worker'))
     cluster_spec = resolver.cluster_spec()
     num_workers, sizes = cluster_spec.num_tasks('worker'), layer_sizes()
@@ -175,14 +188,15 @@ def split_and_train(_):
     tf.set_random_seed(FLAGS.seed)
     with tf.device(worker_device(0)):
         global_step = tf.train.get_or_create_global_step()
+    build = functools.partial(loss_and_metrics, hparams=FLAGS, sizes=sizes,
+                              num_workers=num_workers)
     with tf.device('/job:chief/task:0'):  # the examples are here, batches go where they are used
         batch, = model.train_batches(FLAGS.batch_size, count=1, seed=FLAGS.seed)
-        test_set = model.test_set()
-    loss, accuracy = loss_and_accuracy(*batch, FLAGS, sizes, num_workers)
-    _, test_accuracy = loss_and_accuracy(*test_set, FLAGS, sizes, num_workers)
-    scheme = Scheme(loss, accuracy, tf.trainable_variables(), global_step, FLAGS)
+        loss, metrics = build(batch)
+        test = evaluation.Test(models.Model(model), build)
+    scheme = Scheme(loss, metrics, tf.trainable_variables(), global_step, FLAGS)
 
-    past_the_hooks = sessions.PastTheHooks(scheme.train_op, test=test_accuracy)
+    past_the_hooks = sessions.PastTheHooks(scheme.train_op, test=test)
     hooks = [past_the_hooks, ending.SayDone(resolver, jobs=('worker',))]
     liveness.watch(resolver, 'worker')
     session = tf.train.MonitoredTrainingSession(
@@ -211,7 +225,7 @@ def split_and_train(_):
         while progress.global_step < FLAGS.train_steps and not session.should_stop():
             session.run_step_fn(train)
         progress.done()
-        progress.test(session.run(test_accuracy))
+        progress.test(session.run_step_fn(test.in_step))
 
 
 if __name__ == '__main__':

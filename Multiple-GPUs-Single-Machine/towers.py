@@ -89,6 +89,8 @@ def build_towers(networks, devices, placement):
         values = [exchange.read(variable) for variable in network.variables]
         with tf.name_scope(f'tower_{k}'), tf.device(placement(device)):
             towers.append(Tower(network, values, *network.gradients_at(values)))
+    for network in set(networks):
+        network.finish()
     return towers
 
 
@@ -130,10 +132,10 @@ def build(devices, placement, task_index=0, num_workers=1, together=True):
     with tf.device(placement('/device:CPU:0')):
         global_step = tf.train.get_or_create_global_step()
         batches = [model.train_batches(FLAGS.batch_size, 1, shard, num_workers * len(devices),
-                                       FLAGS.seed)[0] for shard in shards]
-        network = building.Network(model, batches, with_tables=False)
+                                       FLAGS.seed) for shard in shards]
+        network = building.Network(model, sum(batches, []), with_tables=False)
         test = evaluation.Test(model, network.at_variables)
-        networks = [network if together else network.again([batch]) for batch in batches]
+        networks = [network if together else network.again(own) for own in batches]
         towers = build_towers(networks, devices, placement)
     return global_step, towers, test
 

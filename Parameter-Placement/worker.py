@@ -166,6 +166,10 @@ class Placed:
         """See `building.Network`."""
         return self._network.gradients_at(self._placement.whole(values), values)
 
+    def finish(self):
+        """See `building.Network`."""
+        self._network.finish()
+
     def at_variables(self, batch):
         """See `building.Network`."""
         values = [exchange.read(variable) for variable in self.variables]

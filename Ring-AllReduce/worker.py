@@ -158,6 +158,8 @@ class Scheme(seam.Seam):
       sums: list of tensors, those of `pushed` summed over all workers; what `push` waits for.
     """
 
+    with_tables = False  # each worker has all parameters
+
     def make(self, network, global_step, hparams, task_index, num_workers):
         variables = network.variables
         self.pull = [global_step.read_value()] + [variable.read_value() for variable in variables]
@@ -197,9 +199,8 @@ def meet_and_train(_):
         local_steps = Scheme.local_steps(FLAGS)
         batches = model.train_batches(FLAGS.batch_size, local_steps, task_index, num_workers,
                                       FLAGS.seed)
-        # Each worker has all parameters: a table, too.
         network = building.Network(model, batches, training_flags.straggler_delay(task_index),
-                                   with_tables=False)
+                                   Scheme.with_tables)
         test = evaluation.Test(model, network.at_variables) if is_chief else None
         scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
         together = ring.Ring(resolver, tf.global_variables())

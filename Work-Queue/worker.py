@@ -59,7 +59,8 @@ def take_and_train(_):
                                 FLAGS.batches_per_ticket, global_step.device)
         batches, queue.make_ready = model.train_batches(FLAGS.batch_size, local_steps, queue.mine,
                                                         FLAGS.batches_per_ticket, FLAGS.seed)
-        network = building.Network(model, batches, training_flags.straggler_delay(task_index))
+        network = building.Network(model, batches, training_flags.straggler_delay(task_index),
+                                   Scheme.with_tables)
         test = evaluation.Test(model, network.at_variables) if is_chief else None
         scheme = Scheme(network, global_step, FLAGS, task_index,
                         cluster_spec.num_tasks('worker'))

@@ -90,33 +90,6 @@ def cluster():
     return Cluster()
 
 
-class ToyNetwork:
-    """What a scheme trains, made of a function: without a model, and without data.
-
-    Attributes:
-      variables: list of `tf.Variable`, the center.
-      state: None.
-    """
-
-    state = None
-
-    def __init__(self, loss_at, variables):
-        """Takes the variables, and a function of their values that returns loss and accuracy."""
-        self._loss_at, self.variables = loss_at, variables
-
-    def gradients_at(self, values):
-        """See `building.Network`."""
-        loss, accuracy = self._loss_at(values)
-        return tf.gradients(loss, values), {'loss': loss, 'accuracy': accuracy}
-
-    def finish(self):
-        """See `building.Network`."""
-
-    def optimizer(self, learning_rate, otherwise=tf.train.GradientDescentOptimizer, **kwargs):
-        """See `building.Network`."""
-        return otherwise(learning_rate, **kwargs)
-
-
 class ToyWorker:
     """One worker on the toy problem of half squares: loss (x - m)^2 / 2, so the gradient is x - m.
 
@@ -156,7 +129,7 @@ class ToyWorker:
                 return loss, tf.constant(0.)
 
             self.hparams = types.SimpleNamespace(**hparams)
-            self.scheme = self.program.Scheme(ToyNetwork(loss_at, self.variables), global_step,
+            self.scheme = self.program.Scheme(seam.Problem(loss_at, self.variables), global_step,
                                               self.hparams, task_index, num_workers)
             self.global_step = global_step
             self._init = tf.global_variables_initializer()

@@ -37,7 +37,8 @@ RESUMES = re.compile(NAME + r': resumes from (?P<path>.+-(?P<step>\d+))')
 STEP = re.compile(NAME + r': step (?P<step>\d+) of \d+, loss (?P<loss>\d+\.\d{3}), '
                   rf'accuracy (?P<accuracy>[01]\.\d{{3}})(?:, {_FIGURE})*, \d+ steps/s')
 DID = re.compile(NAME + rf': did (?P<local_steps>\d+) local steps(?:, {_FIGURE})*, \d+ steps/s')
-TEST = re.compile(NAME + r': test accuracy (?P<accuracy>[01]\.\d{3}) after (?P<step>\d+) steps, '
+TEST = re.compile(NAME + r': test \w+ (?P<accuracy>[01]\.\d{3})(?:, \w+ \d+\.\d{3})* after '
+                  r'(?P<step>\d+) steps, '
                   r'\d+\.\d s')
 WAITS = re.compile(NAME + r': (?:ps|worker) \d+ at \S+ does not answer \(.+\); waiting')
 INCOMPLETE = re.compile(NAME + r': the step is not complete after \d+ s; waiting')

@@ -23,8 +23,7 @@ def of_records(tmp_path, monkeypatch):
 
 def of_towers(tmp_path, monkeypatch):
     model = load_program('Multiple-GPUs-Single-Machine', 'model')
-    arrays = model.load()
-    return lambda shard, seed: model.train_batches(arrays, EPOCH, [shard], 2, seed)
+    return lambda shard, seed: model.train_batches(EPOCH, 1, shard, 2, seed)
 
 
 @pytest.fixture(params=[of_problem, of_records, of_towers], ids=lambda make: make.__name__)

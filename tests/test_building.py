@@ -227,7 +227,7 @@ def scheme_of(folder, model, **changes):
         name: value for name, value in changes.items() if name in settings}))
     hparams.learning_rate, hparams.lambda_0 = RATE, 0.
     drawn = model.train_batches(BATCH, program.Scheme.local_steps(hparams))
-    network = building.Network(model, drawn, with_tables=folder != 'Ring-AllReduce')
+    network = building.Network(model, drawn, with_tables=program.Scheme.with_tables)
     return program.Scheme(network, tf.train.get_or_create_global_step(), hparams, 0, 1), network
 
 
@@ -385,7 +385,23 @@ def of_rows_that_depend_on_rows(batch, training):
     return error(first + tf.gather(table, tf.cast(first[:, 0] > 0, tf.int64)), batch)
 
 
+def with_an_input_of_keras(batch, training):
+    network = tf.keras.Sequential([
+        tf.keras.layers.Dense(3, input_shape=[FEATURES]),
+        tf.keras.layers.BatchNormalization()])
+    tf.keras.backend.set_learning_phase(int(training))
+    return error(network(batch['x']), batch)
+
+
+def with_a_metric_of_keras(batch, training):
+    loss, metrics = by_get_variable(batch, training)
+    mean = tf.keras.metrics.Mean()
+    return loss, dict(metrics, mean=mean(batch['y']))
+
+
 COMPLAINTS = [
+    (with_an_input_of_keras, 'The model assigns to a variable what depends on'),
+    (with_a_metric_of_keras, 'The model makes total, which is in no collection: nobody would'),
     (unused, 'The loss does not depend on the trainable variable left_out: make it with'),
     (without_a_gradient, 'The loss does not depend on the trainable choice, or has no gradient'),
     (with_a_layer_that_is_kept, 'The second build of the model does not ask for the variables '

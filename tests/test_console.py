@@ -137,7 +137,7 @@ def test_tensorboard(clock, tmp_path):
     assert events(tmp_path / 'model') == {
         ('loss', 40): 2.5, ('accuracy', 40): 0.5, ('staleness', 40): 0.5, ('steps/s', 40): 2,
         ('loss', 80): 6.5, ('accuracy', 80): 0.5, ('staleness', 80): 0.5, ('steps/s', 80): 2,
-        ('test_accuracy', 80): 0.75}
+        ('test_accuracy', 80): 0.75, ('test_loss', 80): 0.5}
     assert events(tmp_path / 'model' / 'worker-1') == {
         ('loss', 21): 3.5, ('accuracy', 21): 0.25, ('staleness', 21): 7, ('steps/s', 21): 2}
 

@@ -8,12 +8,12 @@ import types
 
 from absl import flags
 from absl.testing import flagsaver
-from conftest import digits, load_program, ToyNetwork
+from conftest import digits, load_program
 import numpy as np
 from processes import BEGINS, DID, RESUMES, STEP, Tasks, TEST
 import pytest
 import tensorflow.compat.v1 as tf
-from tfdist import building
+from tfdist import building, seam
 
 FOLDER = 'In-Graph-Replication'
 
@@ -30,7 +30,10 @@ class Replicas:
     """The replicas of one graph, driven by hand."""
 
     def __init__(self, program, cluster, container, mode, networks, start, num_ps=1):
-        """`networks` and `start` are functions: they make ops in the graph."""
+        """`networks` and `start` are functions: they make ops in the graph.
+
+        The first returns the networks, one for each team, and how many replicas there are.
+        """
         spec = tf.train.ClusterSpec({'ps': cluster.spec.as_dict()['ps'][:num_ps],
                                      'worker': cluster.spec.as_dict()['worker']})
         with tf.Graph().as_default() as graph, graph.container(container), tf.device(
@@ -38,9 +41,9 @@ class Replicas:
             tf.set_random_seed(1)
             self.global_step = tf.train.get_or_create_global_step()
             start()
-            made = networks(tf.trainable_variables())
+            made, replicas = networks(tf.trainable_variables())
             self.variables = tf.trainable_variables()
-            devices = [f'/job:worker/task:{i}' for i in range(len(made))]
+            devices = [f'/job:worker/task:{i}' for i in range(replicas)]
             self.scheme = program.Scheme(made, devices, self.global_step,
                                          types.SimpleNamespace(mode=mode, learning_rate=0.5))
             assert tf.trainable_variables() == self.variables
@@ -72,9 +75,17 @@ def replicas(program, cluster, request):
                 tf.get_variable(f'x{i}', initializer=tf.constant(value, tf.float32))
 
         def toys(variables):
-            return [ToyNetwork(lambda values, m=m: (
-                sum(tf.reduce_sum(tf.square(v - m)) / 2 for v in values), tf.constant(0.)),
-                               variables) for m in ms]
+            def of_team(team):
+                fresh = iter(team)
+
+                def loss_at(values):
+                    m = next(fresh)
+                    return (sum(tf.reduce_sum(tf.square(value - m)) / 2 for value in values),
+                            tf.constant(0.))
+                return seam.Problem(loss_at, variables)
+
+            teams = [ms] if mode == 'sync' else [[m] for m in ms]
+            return list(map(of_team, teams)), len(ms)
 
         made.append(Replicas(program, cluster, f'{request.node.name} {len(made)}', mode,
                              networks or toys, start if callable(start) else start_at, num_ps))
@@ -109,8 +120,8 @@ def test_sync_on_halves_is_one_step_on_the_whole(program, replicas):
     def on(*parts):
         def networks(_):
             network = building.Network(program.model, [(tf.constant(images), tf.constant(labels))])
-            return [network.again([(tf.constant(images[part]), tf.constant(labels[part]))])
-                    for part in parts]
+            return [network.again([(tf.constant(images[part]), tf.constant(labels[part]))
+                                   for part in parts])], len(parts)
         return networks
 
     whole = replicas('sync', None, [], networks=on(slice(0, 64)))
@@ -172,7 +183,8 @@ def test_placement(replicas, mode):
                 device = tf.DeviceSpec.from_string(node.device)
                 where.setdefault(node.op, []).append((device.job, device.task))
         assert sorted(where['Square']) == [('worker', i) for i in team]
-        for op in 'VarHandleOp', 'ReadVariableOp', 'ResourceApplyGradientDescent', 'ResourceCountUpTo':
+        for op in ('VarHandleOp', 'ReadVariableOp', 'ResourceApplyGradientDescent',
+                   'ResourceCountUpTo'):
             assert {job for job, _ in where[op]} == {'ps'}
         if mode == 'sync':
             assert ('ps', 0) in where['AddN'], 'the mean of the gradients'

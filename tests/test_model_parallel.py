@@ -41,10 +41,10 @@ class Network:
                 start = tf.cast(global_step * batch % 1000, tf.int32)
                 images = tf.slice(images, [start, 0], [batch, 64])
                 labels = tf.slice(labels, [start], [batch])
-            loss, accuracy = program.loss_and_accuracy(images, labels, hparams, list(sizes),
-                                                       num_workers)
+            loss, metrics = program.loss_and_metrics((images, labels), hparams, list(sizes),
+                                                     num_workers)
             self.variables = tf.trainable_variables()
-            self.scheme = program.Scheme(loss, accuracy, self.variables, global_step, hparams)
+            self.scheme = program.Scheme(loss, metrics, self.variables, global_step, hparams)
             initialize = tf.global_variables_initializer()
         self.session = tf.Session(cluster.servers['worker', int(CHIEF[-1])].target, graph=graph)
         self.session.run(initialize)
@@ -156,6 +156,22 @@ def test_sizes_that_are_none(program, sizes):
 def test_more_workers_than_columns(network):
     """Those without a part do not take part."""
     assert len(network('layers', 3, sizes=(20, 10)).variables) == 4
+
+
+def test_what_is_not_trained(program):
+    """A trainable variable that the loss does not depend on."""
+    with tf.Graph().as_default():
+        step = tf.train.get_or_create_global_step()
+        used, unused = [tf.get_variable(name, []) for name in ('used', 'unused')]
+        with pytest.raises(SystemExit, match='^The loss does not .* trainable unused, ') as error:
+            program.Scheme(tf.square(used), {}, [used, unused], step, flags.FLAGS)
+    assert '\n' not in str(error.value)
+
+
+def test_another_model_is_not_split_by_itself(programs):
+    run = programs.run_sh(FOLDER, '--model=resnet')
+    run.fails('^--model=resnet: a network has to be split by hand')
+    assert not run.left() and not run.matches(TEST)
 
 
 def test_the_run_says_so(programs):

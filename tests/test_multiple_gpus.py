@@ -16,6 +16,7 @@ from processes import DEVICES, DID, RESUMES, STEP, TEST, wait_until
 import psutil
 import pytest
 import tensorflow.compat.v1 as tf
+from tfdist import batches as pipelines, building, evaluation, graphs, models
 from tfdist.ports import free_ports
 from tfdist.traffic import Work
 
@@ -38,25 +39,42 @@ def cpus(count):
     return [f'/device:CPU:{i}' for i in range(count)]
 
 
-def toy(m):
+def made_of(loss_and_metrics, **others):
+    """Returns the model of a function of a batch, and whether it is of training."""
+    functions = dict({'train_batches': None, 'test_batches': None}, **others)
+    return models.Model(types.SimpleNamespace(__name__='made', loss_and_metrics=loss_and_metrics,
+                                              **functions))
+
+
+def toy(m, training):
     """The toy problem of half squares: a variable x from 8 on, gradient x - m; m is the batch."""
+    del training
     x = tf.get_variable('x', initializer=tf.constant(8.))
-    return tf.reduce_mean(tf.square(x.read_value() - m)) / 2, tf.constant(0.)
+    return tf.reduce_mean(tf.square(x.read_value() - m)) / 2, {'accuracy': tf.constant(0.)}
 
 
-def build(towers, loss_and_accuracy, batches, devices=None, placement=None):
-    """Returns the towers of some batches, with a step of all of them, and the global step."""
+def build_towers(towers, model, batches, devices=None, placement=None, together=True):
+    """Returns the global step, and the towers of some batches."""
     with tf.device('/device:CPU:0'):
         global_step = tf.train.get_or_create_global_step()
-        made = towers.build_towers(loss_and_accuracy, batches, devices or cpus(len(batches)),
-                                   placement or towers.local_placement)
-        return made, towers.make_step(made, global_step, HPARAMS), global_step
+        network = building.Network(model, batches, with_tables=False)
+        networks = [network if together else network.again([batch]) for batch in batches]
+        return global_step, towers.build_towers(networks, devices or cpus(len(batches)),
+                                                placement or towers.local_placement)
+
+
+def build(towers, model, batches, devices=None, placement=None):
+    """Returns the towers of some batches, with a step of all of them."""
+    global_step, made = build_towers(towers, model, batches, devices, placement)
+    with tf.device('/device:CPU:0'):
+        return made, towers.make_step(made, global_step, HPARAMS)
 
 
 def local_session(count=2):
     """Returns a session with `count` virtual CPU devices, initialized."""
     session = tf.Session(config=tf.ConfigProto(device_count={'CPU': count}))
-    session.run([tf.global_variables_initializer(), tf.tables_initializer()])
+    session.run(tf.global_variables_initializer())
+    session.run(tf.tables_initializer())  # these are the batches' iterators: at the global step
     return session
 
 
@@ -70,7 +88,7 @@ def local_session(count=2):
     ([[0.], [4.], [8.]], 6),  # gradients 8, 4, 0
 ])
 def test_mean_of_towers(program, batches, x):
-    _, step, _ = build(program, toy, [(tf.constant(m),) for m in batches])
+    _, step = build(program, made_of(toy), [tf.constant(m) for m in batches])
     with local_session(len(batches)) as session:
         assert session.run(step)['global_step'] == 1, 'one step, by all together'
         assert session.run(tf.trainable_variables()) == [x]
@@ -78,15 +96,15 @@ def test_mean_of_towers(program, batches, x):
 
 def digits(program, count, batch_size):
     """Returns `count` batches of the digits: fixed tensors."""
-    images, labels, _, _ = program.model.load()
-    return [tuple(tf.constant(array[i * batch_size:(i + 1) * batch_size])
-                  for array in (images, labels)) for i in range(count)]
+    arrays = [pipelines.cast(array) for array in program.model.load()[:2]]
+    return [tuple(tf.constant(array[i * batch_size:(i + 1) * batch_size]) for array in arrays)
+            for i in range(count)]
 
 
 def trained(program, batches, steps=3):
     """Returns the variables after some steps of the real network, from the same start."""
     with tf.Graph().as_default():
-        _, step, _ = build(program, program.model.loss_and_accuracy, batches())
+        _, step = build(program, program.model, batches())
         session = local_session(4)
     with session:
         for variable in tf.trainable_variables():
@@ -115,7 +133,7 @@ def test_towers_on_the_same_batch_equal_one(program):
 
 @pytest.mark.parametrize('count', [1, 2, 3])
 def test_variables_are_shared(program, count):
-    towers, _, _ = build(program, program.model.loss_and_accuracy, digits(program, count, 4))
+    towers, _ = build(program, program.model, digits(program, count, 4))
     assert len(towers) == count
     assert len(tf.trainable_variables()) == 8, 'independent of the number of towers'
     assert len(tf.global_variables()) == 9
@@ -123,51 +141,148 @@ def test_variables_are_shared(program, count):
 
 def test_weight_decay_counts_once(program):
     """Loss x^2/2 and as much again: gradient 16, also with three towers."""
-    def decaying(m):
-        loss, accuracy = toy(m)
-        x, = tf.trainable_variables()
-        tf.add_to_collection(tf.GraphKeys.REGULARIZATION_LOSSES, tf.square(x.read_value()) / 2)
-        return loss, accuracy
+    def decaying(m, training):
+        del training
+        x = tf.get_variable('x', initializer=tf.constant(8.))
+        tf.add_to_collection(tf.GraphKeys.REGULARIZATION_LOSSES, tf.square(x) / 2)
+        return tf.reduce_mean(tf.square(x - m)) / 2, {}
 
-    towers, _, _ = build(program, decaying, [(tf.constant([0.]),)] * 3)
+    towers, _ = build(program, made_of(decaying), [tf.constant([0.])] * 3)
     with local_session(3) as session:
-        assert [tower.gradients for tower in session.run(towers)] == [[16]] * 3
-        assert session.run([tower.loss for tower in towers]) == [64] * 3
+        assert session.run([tower.gradients for tower in towers]) == [[16]] * 3
+        assert session.run([tower.figures['loss'] for tower in towers]) == [64] * 3
 
 
 def test_weight_decay_of_the_network(program):
     FLAGS.weight_decay = 0.5
-    cross_entropies = []
 
-    def loss_and_accuracy(*batch):
-        loss, accuracy = program.model.loss_and_accuracy(*batch)
-        cross_entropies.append(loss)
-        return loss, accuracy
+    def loss_and_metrics(batch, training):
+        loss, _ = program.model.loss_and_metrics(batch, training)
+        return loss, {'cross_entropy': loss}
 
-    towers, _, _ = build(program, loss_and_accuracy, digits(program, 2, 4))
+    towers, _ = build(program, made_of(loss_and_metrics), digits(program, 2, 4))
     with local_session() as session:
-        totals, plain, weights = session.run([
-            [tower.loss for tower in towers], cross_entropies,
+        figures, weights = session.run([
+            [tower.figures for tower in towers],
             [v for v in tf.trainable_variables() if 'weights' in v.name]])
     assert len(weights) == 4
     decay = 0.5 * sum(np.square(w).sum() / 2 for w in weights)
-    assert totals == pytest.approx([loss + decay for loss in plain], rel=1e-5)
+    assert [each['loss'] for each in figures] == pytest.approx(
+        [each['cross_entropy'] + decay for each in figures], rel=1e-5)
 
 
-def test_gradients_that_are_sparse_or_not_there(program):
-    """A table of which each tower touches a row, and a variable that the loss does not see."""
-    def loss_and_accuracy(row):
-        table = tf.get_variable('table', initializer=tf.ones([3, 2]))
-        tf.get_variable('unused', initializer=tf.constant(7.))
-        return tf.reduce_sum(tf.gather(table, row)), tf.constant(0.)
+def test_gradients_that_are_sparse(program):
+    """A table of which each tower touches a row: what is averaged is dense."""
+    def loss_and_metrics(row, training):
+        del training
+        return tf.reduce_sum(tf.gather(tf.get_variable('table', initializer=tf.ones([3, 2])),
+                                       row)), {}
 
-    towers, step, _ = build(program, loss_and_accuracy, [(tf.constant([0]),), (tf.constant([2]),)])
-    assert isinstance(towers[0].gradients[0], tf.IndexedSlices) and not towers[0].gradients[1]
+    towers, step = build(program, made_of(loss_and_metrics), [tf.constant([0]), tf.constant([2])])
+    assert all(isinstance(tower.gradients[0], tf.Tensor) for tower in towers)
     with local_session() as session:
         session.run(step)
-        table, unused = session.run(tf.trainable_variables())
+        table, = session.run(tf.trainable_variables())
     assert table.tolist() == [[0.75] * 2, [1] * 2, [0.75] * 2]
-    assert unused == 7
+
+
+def test_gradients_that_are_not_there(program):
+    def loss_and_metrics(m, training):
+        tf.get_variable('unused', initializer=tf.constant(7.))
+        return toy(m, training)
+
+    with pytest.raises(SystemExit, match='^The loss does not .*unused') as error:
+        build(program, made_of(loss_and_metrics), [tf.constant([0.])] * 2)
+    assert '\n' not in str(error.value)
+
+
+def test_all_towers_are_at_the_same_x(program):
+    """The gradient of each of two variables is the other: neither is written before it is read."""
+    def product(batch, training):
+        del batch, training
+        x, y = [tf.get_variable(name, initializer=tf.fill([1000], value))
+                for name, value in (('x', 8.), ('y', 4.))]
+        return tf.reduce_sum(x * y), {}
+
+    towers, step = build(program, made_of(product), [tf.zeros([])] * 2)
+    for variable, *reads in zip(tf.trainable_variables(), *[tower.values for tower in towers]):
+        update, = [op for op in variable.handle.consumers() if 'ResourceApply' in op.type]
+        assert {read.op for read in reads} <= graphs.ancestors([update])
+    with local_session() as session:
+        session.run(step)
+        x, y = session.run(tf.trainable_variables())
+    assert set(x) == {8 - 4 / 2} and set(y) == {4 - 8 / 2}
+
+
+def test_the_optimizer_is_that_of_the_model(program):
+    """Momentum: from 8 by half of 8, then by half of 8 / 2 + 4."""
+    model = made_of(toy, optimizer=lambda rate: tf.train.MomentumOptimizer(rate, 0.5))
+    _, step = build(program, model, [tf.zeros([1])] * 2)
+    with local_session() as session:
+        xs = []
+        for _ in range(2):
+            session.run(step)
+            xs += session.run(tf.trainable_variables())
+    assert xs == [4, 0]
+
+
+# What a model keeps besides its parameters.
+
+def normalizing(batch, training):
+    """Batch norm: its moving average goes half the way to the mean of each batch."""
+    units = tf.layers.batch_normalization(batch, momentum=0.5, training=training)
+    weight = tf.get_variable('weight', initializer=tf.constant(1.))
+    return tf.reduce_mean(tf.square(weight * units - 1)), {'normalized': tf.reduce_mean(units)}
+
+
+def averages():
+    """Returns the moving averages of the mean and the variance, as they are."""
+    return [v for v in tf.global_variables() if 'moving' in v.name]
+
+
+def normalized(of_test):
+    """Returns a model with batch norm, which is tested on these values."""
+    return made_of(normalizing, test_batches=lambda batch_size: (
+        tf.data.Dataset.from_tensor_slices(tf.constant(of_test)).batch(batch_size)))
+
+
+BATCHES = [[[4.], [4.]], [[8.], [8.]]]  # the average comes from 0 to 2, and from there to 5
+OF_TEST = [[5.], [5.], [9.]]
+
+
+def check_the_test(session, test):
+    """Checks that it normalizes by the moving averages, which have come to 5 and 1/4."""
+    gamma, beta = session.run([v for v in tf.trainable_variables() if 'norm' in v.name])
+    expected = gamma * (np.mean(OF_TEST) - 5) / (0.25 + 1e-3) ** 0.5 + beta
+    assert test.run(session)['normalized'] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_moving_averages_go_through_the_towers(program):
+    model = normalized(OF_TEST)
+    towers, step = build(program, model, [tf.constant(batch) for batch in BATCHES])
+    test = evaluation.Test(model, towers[0].network.at_variables)
+    assert len(tf.global_variables()) == 1 + 3 + 2
+    with local_session() as session:
+        assert test.run(session)['normalized'] == pytest.approx(np.mean(OF_TEST), rel=1e-3)
+        session.run(step)
+        assert session.run(averages()) == [5, 0.25]
+        check_the_test(session, test)
+
+
+@pytest.mark.parametrize('program', ['threads'], indirect=True)
+def test_moving_averages_in_threads(program):
+    """Each tower reads them, and adds what its own batch changes: here one after the other."""
+    model = normalized(OF_TEST)
+    global_step, towers = build_towers(program.towers, model,
+                                       [tf.constant(batch) for batch in BATCHES], together=False)
+    steps = program.make_steps(towers, global_step, HPARAMS)
+    test = evaluation.Test(model, towers[0].network.at_variables)
+    with local_session() as session:
+        for step, means in zip(steps, [[2, 0.5], [5, 0.25]]):
+            session.run(step)
+            assert session.run(averages()) == means
+        assert session.run(global_step) == 2
+        check_the_test(session, test)
 
 
 def test_learning_rate_decays(program):
@@ -211,8 +326,7 @@ def types_of(nodes):
 
 def test_placement_on_one_machine(program):
     """Each tower's forward and backward ops on its device, the variables on the CPU."""
-    _, step, _ = build(program, program.model.loss_and_accuracy, digits(program, 3, 4),
-                       cpus(4)[1:])
+    _, step = build(program, program.model, digits(program, 3, 4), cpus(4)[1:])
     with local_session(4) as session:
         ops = placed(session, step)
     local = '/job:localhost/replica:0/task:0'
@@ -227,11 +341,13 @@ def test_placement_on_one_machine(program):
 
 def test_placement_on_gpus(program):
     """What is asked for; there may be no GPU here to place it on."""
-    build(program, program.model.loss_and_accuracy, digits(program, 2, 4),
-          ['/device:GPU:0', '/device:GPU:1'])
+    _, step = build(program, program.model, digits(program, 2, 4),
+                    ['/device:GPU:0', '/device:GPU:1'])
     for variable in tf.global_variables():
         assert variable.device == '/device:CPU:0'
-    for op in tf.get_default_graph().get_operations():
+    ops = graphs.ancestors(step.values())
+    assert STATE | COMPUTING <= {op.type for op in ops}
+    for op in ops:
         if op.type in COMPUTING:
             assert op.device == f'/device:GPU:{op.name[len("tower_")]}', op.name
         if op.type in STATE:
@@ -291,11 +407,10 @@ def test_more_gpus_than_there_are(program, monkeypatch):
 # The input and the summaries.
 
 def test_each_tower_reads_a_shard_of_its_own(program):
-    """Two workers with two towers: disjoint and complete."""
-    arrays = program.model.load()
+    """Four towers: disjoint and complete."""
+    arrays = [pipelines.cast(array) for array in program.model.load()]
     position_of = {image.tobytes(): i for i, image in enumerate(arrays[0])}
-    batches = [batch for shards in ([0, 1], [2, 3])
-               for batch in program.model.train_batches(arrays, 375, shards, 4, seed=3)]
+    batches = [program.model.train_batches(375, 1, shard, 4, seed=3)[0] for shard in range(4)]
     with local_session() as session:
         epochs = [session.run(batches) for _ in range(2)]
     for epoch in epochs:
@@ -311,36 +426,35 @@ def test_each_tower_reads_a_shard_of_its_own(program):
 def test_no_two_processes_read_one_shard(program, monkeypatch):
     asked = []
 
-    def train_batches(_, batch_size, shards, num_shards, seed):
-        asked.append((list(shards), num_shards))
-        return digits(program, len(shards), 4)
+    def train_batches(batch_size, count, shard, num_shards, seed):
+        asked.append((count, shard, num_shards))
+        return digits(program, 1, 4)
 
     monkeypatch.setattr(program.model, 'train_batches', train_batches)
-    monkeypatch.setattr(program.model, 'loss_and_accuracy', lambda *_: (tf.constant(0.),) * 2)
     program.build(cpus(2), program.local_placement)
     for task_index in range(3):
         with tf.Graph().as_default():
             program.build(cpus(2), program.local_placement, task_index, num_workers=3)
-    assert asked == [([0, 1], 2), ([0, 1], 6), ([2, 3], 6), ([4, 5], 6)]
+    assert asked == [(1, 0, 2), (1, 1, 2)] + [(1, shard, 6) for shard in range(6)]
 
 
 def test_towers_take_different_batches_in_a_step(program):
     """One run of the step takes one batch from each pipeline, not one for all."""
-    batches = program.model.train_batches(program.model.load(), 4, [0, 1], 2)
-    towers, step, _ = build(program, program.model.loss_and_accuracy, batches)
+    batches = [program.model.train_batches(4, 1, shard, 2)[0] for shard in range(2)]
+    towers, step = build(program, program.model, batches)
     with local_session() as session:
-        values = session.run([step, batches, [tower.loss for tower in towers]])
+        values = session.run([step, batches, [tower.figures['loss'] for tower in towers]])
     (first, _), (second, _) = values[1]
     assert (first != second).any() and values[2][0] != values[2][1]
     assert values[0]['loss'] == pytest.approx(np.mean(values[2]))
 
 
 def test_summaries_are_of_the_last_tower_without_its_name(program):
-    towers, _, _ = build(program, program.model.loss_and_accuracy, digits(program, 2, 4))
+    towers, _ = build(program, program.model, digits(program, 2, 4))
     units = tf.get_collection(tf.GraphKeys.ACTIVATIONS, 'tower_1/dense')
     with local_session() as session:
         text, losses, (units,) = session.run(
-            [program.summarize(towers), [t.loss for t in towers], units])
+            [program.summarize(towers), [t.figures['loss'] for t in towers], units])
     values = {value.tag: value for value in tf.Summary.FromString(text).value}
     layers = ['convolution_0', 'convolution_1', 'dense']
     assert sorted(values) == sorted(
@@ -376,9 +490,26 @@ def test_cifar10(program, tmp_path):
     green_of_row_2_column_5 = 1 + 1024 + 2 * 32 + 5
     assert test_images[7, 2, 5, 1] == pytest.approx(
         records['test_batch'][7, green_of_row_2_column_5] / 255)
-    towers, step, _ = build(program, program.model.loss_and_accuracy, digits(program, 2, 4))
+    assert program.model.load()[0] is images, 'read once for all towers'
+    batches = [program.model.train_batches(4, 1, shard, 2)[0] for shard in range(2)]
+    _, step = build(program, program.model, batches)
     with local_session() as session:
         assert np.isfinite(session.run(step)['loss'])
+
+
+def test_the_test_set_is_whole(program):
+    """In batches of any size, with a rest."""
+    _, _, images, labels = program.model.load()
+    with flagsaver.flagsaver(test_batch_size=100):
+        _, _, test = program.build(cpus(2), program.local_placement)
+        alone = evaluation.Test(program.model, lambda batch: (
+            tf.zeros([]), {'label': tf.reduce_mean(tf.cast(batch[1], tf.float32)),
+                           'pixel': tf.reduce_mean(batch[0])}))
+    with local_session() as session:
+        assert set(test.run(session)) == {'accuracy', 'loss'}
+        figures = alone.run(session)
+    assert figures['label'] == pytest.approx(labels.mean(), rel=1e-5)
+    assert figures['pixel'] == pytest.approx(images.mean(), rel=1e-5)
 
 
 @pytest.mark.parametrize('damage', [lambda whole: whole[:len(whole) // 2], lambda whole: b'',
@@ -395,20 +526,20 @@ def test_cifar10_is_damaged(program, tmp_path, damage):
 
 # Threads.
 
-def falling(*_):
+def falling(batch, training):
     """A gradient of -1 everywhere, for each tower: with step size 1, x counts the updates."""
+    del batch, training
     x = tf.get_variable('x', initializer=tf.zeros([10000]))
-    return -tf.reduce_sum(x.read_value()), tf.constant(0.)
+    return -tf.reduce_sum(x.read_value()), {'accuracy': tf.constant(0.)}
 
 
 @pytest.mark.parametrize('program', ['threads'], indirect=True)
 def test_threads_update_without_coordination_and_lose_nothing(program):
     hparams = types.SimpleNamespace(learning_rate=1., decay_rate=1., decay_steps=1,
                                     use_locking=True)
+    global_step, made = build_towers(program.towers, made_of(falling), [tf.zeros([])] * 3,
+                                     together=False)
     with tf.device('/device:CPU:0'):
-        global_step = tf.train.get_or_create_global_step()
-        made = program.towers.build_towers(falling, [()] * 3, cpus(3),
-                                           program.towers.local_placement)
         steps = program.make_steps(made, global_step, hparams)
     counts, coord = [0] * 3, tf.train.Coordinator()
     with local_session(3) as session:
@@ -566,6 +697,15 @@ def test_towers_in_two_workers(programs):
     assert all(int(match['local_steps']) % 2 == 0 for match in run.matches(DID))
     assert all('CPU:0, /device:CPU:1: there is no GPU' in match.group()
                for match in run.matches(DEVICES))
+
+
+@pytest.mark.parametrize('mode', ['threads', *(
+    pytest.param(mode, marks=pytest.mark.thorough) for mode in ('towers', 'workers'))])
+def test_another_model(programs, mode):
+    """One with batch norm, whose moving averages have to be right in the test."""
+    run = programs.run_sh(FOLDER, '--model=keras_layers', '--train_steps=150', MODE=mode)
+    run.ends_well()
+    assert float(run.wait_for(TEST)['accuracy']) > 0.8
 
 
 def test_timeline(programs):

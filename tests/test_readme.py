@@ -158,7 +158,8 @@ def sources():
 
 
 @pytest.mark.parametrize('source', [
-    sources()[0], pytest.param(sources()[1], marks=pytest.mark.thorough)], ids=['arrays', 'dataset'])
+    sources()[0], pytest.param(sources()[1], marks=pytest.mark.thorough)],
+                         ids=['arrays', 'dataset'])
 def test_the_model_of_another_problem(programs, tmp_path, source):
     """It is put into a copied folder, as the text says."""
     folder = copied('HogWild', tmp_path / 'my-project')

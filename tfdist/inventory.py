@@ -41,6 +41,9 @@ class Inventory:
 
         def note(next_creator, **kwargs):
             variable = next_creator(**kwargs)
+            if kwargs.get('collections') == []:
+                sys.exit(f'The model makes {variable.op.name}, which is in no collection: nobody '
+                         'would initialize it. In the place of tf.keras.metrics take tf.metrics.')
             if not is_local(kwargs):
                 self.made.append(variable)
             return variable

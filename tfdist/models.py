@@ -9,6 +9,8 @@ To be had:
   test_batches(batch_size): `tf.data.Dataset` of such nests that ends.
 
 At will:
+  LEARNING_RATE, LOCAL_STEPS: a step size for plain SGD, and how many steps it takes: what the
+    defaults of the flags are made of. The digits have 0.1.
   optimizer(learning_rate): `tf.train.Optimizer`, with its schedule and its clipping, for the
     schemes in which the ps makes the step.
 
@@ -26,6 +28,7 @@ from tfdist.quiet import tf
 
 FLAGS = flags.FLAGS
 _FLAG = 'model'
+_LOADED = []
 flags.DEFINE_string(_FLAG, None, 'a model of the gallery, such as resnet, in the place of model.py')
 
 
@@ -78,6 +81,11 @@ class Model:
         return make and make(learning_rate)
 
 
+def suggested(name):
+    """Returns what the model that was loaded suggests, such as LEARNING_RATE; None if nothing."""
+    return getattr(_LOADED[-1], name, None) if _LOADED else None
+
+
 def _is_pair(value):
     """Returns whether a value is a tuple or a list of two."""
     return isinstance(value, (tuple, list)) and len(value) == 2
@@ -93,12 +101,12 @@ def load():
     """
     name = next((argument.partition('=')[2] for argument in sys.argv
                  if argument.lstrip('-').startswith(f'{_FLAG}=')), None)
-    if not name:
-        return Model(importlib.import_module('model'))
     try:
-        return Model(importlib.import_module(f'tfdist.gallery.{name}'))
+        module = importlib.import_module(f'tfdist.gallery.{name}' if name else 'model')
     except ModuleNotFoundError as error:
         if error.name != f'tfdist.gallery.{name}':
             raise
         names = pkgutil.iter_modules(importlib.import_module('tfdist.gallery').__path__)
         sys.exit(f'--model={name}: the gallery has {", ".join(each.name for each in names)}.')
+    _LOADED.append(module)
+    return Model(module)

@@ -1,6 +1,8 @@
 """What a model keeps besides its parameters, such as the moving averages of batch norm."""
 
-from tfdist import exchange, stand_ins, transfer
+import sys
+
+from tfdist import exchange, graphs, stand_ins, transfer
 
 
 class State:
@@ -23,7 +25,15 @@ class State:
         self.stand_ins = [stand_ins.of_state(*both) for both in zip(variables, self._read)]
 
     def push(self, share=1):
-        """Returns an op that adds `pushed`, of fractions the `share` of one among many workers."""
+        """Returns an op that adds `pushed`, of fractions the `share` of one among many workers.
+
+        Raises:
+          SystemExit: if what is assigned depends on what nobody feeds.
+        """
+        for op in graphs.ancestors([stand_in.current for stand_in in self.stand_ins]):
+            if op.type == 'Placeholder' and op.outputs[0].dtype.is_floating:
+                sys.exit(f'The model assigns to a variable what depends on {op.name}, which nobody '
+                         'feeds. Models of Keras begin with tf.keras.Input(tensor=...) here.')
         self.pushed = [
             (stand_in.current - read) * (share if read.dtype.is_floating else 1)
             for stand_in, read in zip(self.stand_ins, self._read)]

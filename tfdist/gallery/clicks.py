@@ -27,9 +27,10 @@ flags.DEFINE_integer('clicks_table_parts', 1, 'into how many parts, for as many 
                      'cut', lower_bound=1)
 flags.DEFINE_integer('clicks_test_examples', 20000, 'in the test set, where examples are drawn',
                      lower_bound=100)
+LEARNING_RATE, LOCAL_STEPS = 0.5, 5000  # of plain SGD: what the flags are by default
 
 _FIELDS = 8  # such as the page, the advertisement, the city; each has a share of the rows
-_BIAS, _WEIGHT, _INTERACTION = -1.5, 0.5, 0.7  # of the true model: one click in four
+_BIAS, _WEIGHT, _INTERACTION = -1.5, 0.6, 0.6  # of the true model: one click in four
 _PAIRS = [(0, 1), (2, 3)]  # of fields whose ids act together
 _HIDDEN_UNITS = [64, 32]
 _DRAWN_AT_ONCE = 4096  # examples: so a batch costs little
@@ -43,57 +44,64 @@ def _hidden(ids):
     They are a hash of the id, so nobody has to keep numbers for each row.
 
     Args:
-      ids: [n, fields] int64 array.
+      ids: [n, fields] int64.
 
     Returns:
-      Two [n, fields] float64 arrays.
+      Two [n, fields] float32 tensors.
     """
-    bits = ids.astype(np.uint64) + np.uint64(1)
-    for factor in 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9:
-        bits *= np.uint64(factor)
-        bits ^= bits >> np.uint64(29)
-    halves = bits.view(np.uint32).reshape(*ids.shape, 2)
-    return np.moveaxis((halves * 2. ** -32 - 0.5) * np.sqrt(12), -1, 0)
+    bits = ids + 1
+    for factor in 0x5851F42D4C957F2D, 0x14057B7EF767814F:
+        bits *= factor
+        high = tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, 29), 2 ** 35 - 1)  # no signs
+        bits = tf.bitwise.bitwise_xor(bits, high)
+    halves = tf.cast(tf.bitcast(bits, tf.int32), tf.float32)  # one more axis, of 2
+    return tf.unstack(halves * 3 ** 0.5 / 2 ** 31, axis=-1)
 
 
 def true_logits(ids):
     """Returns the log-odds of a click: a weight for each id, and a term for pairs of fields.
 
     Args:
-      ids: [n, 8] int64 array.
+      ids: [n, 8] int64.
 
     Returns:
-      [n] float64 array.
+      [n] float32 tensor.
     """
     weights, traits = _hidden(ids)
     together = sum(traits[:, one] * traits[:, other] for one, other in _PAIRS)
-    return _BIAS + _WEIGHT * weights.sum(axis=1) + _INTERACTION * together
+    return _BIAS + _WEIGHT * tf.reduce_sum(weights, axis=1) + _INTERACTION * together
 
 
-def draw(count, *stream):
-    """Draws examples from the true model.
+def draw(count, seeds):
+    """Draws a batch from the true model.
 
     Args:
-      count: int, how many.
-      *stream: ints; others give other examples.
+      count: int, how many examples.
+      seeds: two ints, or tensors of them; others give other examples.
 
     Returns:
-      Ids [count, 8] int64, and labels [count] float32, 1 for a click.
+      Dict of tensors as of `train_batches`, of `count` examples.
     """
-    random = np.random.RandomState(np.array(stream, np.int64).view(np.uint32))
+    random = tf.random.stateless_uniform([count, _FIELDS + 1], seeds, dtype=tf.float64)
     # Zipf's law, with exponent 1: of the n ids of a field the r-th comes with the probability
     # log(1 + 1 / r) / log(n + 1), which is about in proportion to 1 / r.
     size = FLAGS.clicks_rows // _FIELDS
-    ranks = np.exp(np.log(size + 1) * random.random_sample([count, _FIELDS])).astype(np.int64) - 1
-    ids = np.minimum(ranks, size - 1) + size * np.arange(_FIELDS)
-    clicks = random.logistic(size=count) < true_logits(ids)
-    return ids, clicks.astype(np.float32)
+    ranks = tf.cast(tf.exp(np.log(size + 1) * random[:, :_FIELDS]), tf.int64)
+    ids = tf.minimum(ranks, size) - 1 + size * np.arange(_FIELDS)
+    clicks = tf.cast(random[:, _FIELDS], tf.float32) < tf.sigmoid(true_logits(ids))
+    return {'ids': ids, 'label': tf.cast(clicks, tf.float32)}
+
+
+def _draw_test():
+    """Returns the test set as one batch, as from `draw`."""
+    return draw(FLAGS.clicks_test_examples, [1, 1])
 
 
 def best_possible():
     """Returns the AUC and the log loss of the true model on the test set, two floats."""
-    ids, labels = _drawn_test()
-    logits = true_logits(ids)
+    with tf.Graph().as_default(), tf.Session() as session:
+        batch = _draw_test()
+        logits, labels = session.run([true_logits(batch['ids']), batch['label']])
     losses = np.logaddexp(0, logits) - labels * logits
     ranks = np.argsort(np.argsort(logits)) + 1
     clicks = labels.sum()
@@ -101,20 +109,17 @@ def best_possible():
     return float(auc), float(losses.mean())
 
 
-def _drawn_test():
-    """Returns the test set, as from `draw`."""
-    return draw(FLAGS.clicks_test_examples, 1)
-
-
-def _drawn_for_ever(batch_size, count, seed):
+def _draw_for_ever(batch_size, count, seed):
     """Returns a `tf.data.Dataset` of dicts of tensors [count, batch_size, ...]; see `draw`."""
     shape = [-(-_DRAWN_AT_ONCE // (count * batch_size)), count, batch_size]
 
     def examples(number):
-        ids, label = tf.py_func(draw, [np.prod(shape), 0, seed, number], [tf.int64, tf.float32])
-        return {'ids': tf.reshape(ids, [*shape, _FIELDS]), 'label': tf.reshape(label, shape)}
+        drawn = draw(np.prod(shape), [2 * seed, number])  # even: never the seeds of the test
+        return {'ids': tf.reshape(drawn['ids'], shape + [_FIELDS]),
+                'label': tf.reshape(drawn['label'], shape)}
 
-    return tf.data.Dataset.range(tf.int64.max).map(examples).prefetch(1).unbatch()
+    numbers = tf.data.Dataset.range(tf.int64.max)
+    return batches.mapped(numbers, examples).prefetch(1).unbatch()
 
 
 def _criteo(name, num_shards=1):
@@ -176,19 +181,18 @@ def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
         lines = lines.shuffle(_SHUFFLED, seed=seed).repeat()
         for size in batch_size, count:
             lines = lines.batch(size, drop_remainder=True)
-        dataset = lines.map(_parse).prefetch(1)
+        dataset = batches.mapped(lines, _parse).prefetch(1)
     else:
-        dataset = _drawn_for_ever(batch_size, count, seed)
-    stacked = {name: tf.unstack(tensor) for name, tensor in batches.next_of(dataset).items()}
-    return [dict(zip(stacked, batch)) for batch in zip(*stacked.values())]
+        dataset = _draw_for_ever(batch_size, count, seed)
+    return batches.in_pieces(batches.next_of(dataset))
 
 
 def test_batches(batch_size):
     """Returns the test set, a `tf.data.Dataset` of batches as from `train_batches`."""
     if FLAGS.data_dir:
-        return tf.data.TextLineDataset(_criteo('test.txt')).batch(batch_size).map(_parse)
-    ids, label = batches.tensors(_drawn_test())
-    return tf.data.Dataset.from_tensor_slices({'ids': ids, 'label': label}).batch(batch_size)
+        lines = tf.data.TextLineDataset(_criteo('test.txt'))
+        return batches.mapped(lines.batch(batch_size), _parse)
+    return tf.data.Dataset.from_tensor_slices(_draw_test()).batch(batch_size)
 
 
 def loss_and_metrics(batch, training):

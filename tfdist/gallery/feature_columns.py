@@ -14,6 +14,7 @@ import tensorflow.compat.v1 as tf
 
 FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(datasets)  # --data_dir
+LEARNING_RATE, LOCAL_STEPS = 0.1, 3000  # of plain SGD: what the flags are by default
 
 _TRAIN = [f'train-{i}.tfrecords' for i in range(8)]
 _TEST = [f'test-{i}.tfrecords' for i in range(2)]
@@ -160,14 +161,13 @@ def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
     seed = batches.order_seed(seed, shard, num_shards)
     records = _records(mine).shuffle(len(mine) * _RECORDS, seed=seed).repeat()
     records = records.batch(count * batch_size, drop_remainder=True)
-    dataset = records.map(lambda batch: _parse(batch, [count, batch_size])).prefetch(1)
-    stacked = {name: tf.unstack(tensor) for name, tensor in batches.next_of(dataset).items()}
-    return [dict(zip(stacked, batch)) for batch in zip(*stacked.values())]
+    dataset = batches.mapped(records, lambda batch: _parse(batch, [count, batch_size])).prefetch(1)
+    return batches.in_pieces(batches.next_of(dataset))
 
 
 def test_batches(batch_size):
     """Returns the test set, a `tf.data.Dataset` of batches as from `train_batches`."""
-    return _records(_TEST).batch(batch_size).map(lambda batch: _parse(batch, [-1]))
+    return batches.mapped(_records(_TEST).batch(batch_size), lambda batch: _parse(batch, [-1]))
 
 
 def columns():

@@ -1,12 +1,14 @@
-"""A convolutional network of Keras' layers on the digits.
+"""A convolutional network of Keras' layers on the digits, with batch norm and dropout.
 
-The layers are made anew in each call of the function, and not kept: a scheme calls it several
-times, and each time the same layers get the same variables, or values in their place.
+The layers are made in the function, and anew in each call: a scheme calls it several times, and
+gives the same layers the same variables, or values in their place. The first layer is not told the
+shape of its input: Keras would call all layers on a placeholder first, which nobody feeds.
 """
 
 from tfdist import layers, problem
 import tensorflow.compat.v1 as tf
 
+LEARNING_RATE, LOCAL_STEPS = 0.1, 500  # of plain SGD: what the flags are by default
 train_batches = problem.train_batches
 
 

@@ -19,6 +19,7 @@ import tensorflow.compat.v1 as tf
 FLAGS = flags.FLAGS
 flags.DEFINE_integer('lstm_characters', 2000000, 'how many characters of the text are read at most',
                      lower_bound=1000)
+LEARNING_RATE, LOCAL_STEPS = 2.0, 1000  # of plain SGD: what the flags are by default
 
 VOCABULARY = 129  # the characters of ASCII, and one for all bytes of others
 WINDOW = 50  # characters in an example: so far back goes the gradient
@@ -57,8 +58,8 @@ def _cut(text, directory):
     """Returns `text`, bytes, in windows as an array."""
     count = (len(text) - 1) // WINDOW
     if count < 1:
-        sys.exit(f'--data_dir: {directory} has too little text, to train on or to test on: at least '
-                 'ten files *.py are needed, and --lstm_characters has to reach the tenth.')
+        sys.exit(f'--data_dir: {directory} has too little text to train on or to test on: it needs '
+                 'ten files *.py at least, and --lstm_characters has to reach the tenth.')
     ids = np.minimum(np.frombuffer(text, np.uint8), VOCABULARY - 1)
     starts = WINDOW * np.arange(count)
     return ids[starts[:, np.newaxis] + np.arange(WINDOW + 1)]
@@ -97,8 +98,8 @@ def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
 def test_batches(batch_size):
     """Returns the test text as a `tf.data.Dataset` of batches as from `train_batches`."""
     _, test = windows()
-    return tf.data.Dataset.from_tensor_slices(batches.tensors([test])[0]).batch(batch_size).map(
-        _example)
+    windows_of_text = tf.data.Dataset.from_tensor_slices(batches.tensors([test])[0])
+    return batches.mapped(windows_of_text.batch(batch_size), _example)
 
 
 def loss_and_metrics(batch, training):
@@ -116,7 +117,7 @@ def loss_and_metrics(batch, training):
     characters, next_ones = batch
     table = tf.get_variable('embedding', [VOCABULARY, EMBEDDING],
                             initializer=tf.random_uniform_initializer(-1, 1))
-    # A loop in the graph. Unrolled, by static_rnn, it has eight times the ops and is a tenth faster.
+    # A loop in the graph. Unrolled, by static_rnn, it has eight times the ops for a tenth of speed.
     outputs, _ = tf.nn.dynamic_rnn(tf.nn.rnn_cell.LSTMCell(UNITS),
                                    tf.nn.embedding_lookup(table, characters), dtype=tf.float32)
     weights = tf.get_variable('weights', [UNITS, VOCABULARY])

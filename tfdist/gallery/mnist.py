@@ -10,6 +10,7 @@ import os
 from tfdist import batches, datasets, layers
 import tensorflow.compat.v1 as tf
 
+LEARNING_RATE, LOCAL_STEPS = 0.2, 1500  # of plain SGD: what the flags are by default
 CLASSES = 10
 
 

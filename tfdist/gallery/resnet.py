@@ -18,6 +18,7 @@ import os
 from tfdist import batches, datasets, layers
 import tensorflow.compat.v1 as tf
 
+LEARNING_RATE, LOCAL_STEPS = 0.05, 400  # of plain SGD: what the flags are by default
 CLASSES = 10
 CHANNELS = [16, 32, 48]  # of the stages; each but the first halves the images' height and width
 WEIGHT_DECAY = 1e-4
