@@ -63,8 +63,9 @@ def test_each_model_in_each_scheme(model, folder, changes):
     scheme = program.Scheme(network, tf.train.get_global_step(), hparams, 0, 1)
     test = evaluation.Test(model, network.at_variables)
     with tf.Session(config=tf.ConfigProto(operation_timeout_in_ms=60000)) as session:
-        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
-        session.run(tf.tables_initializer())
+        for begin in (tf.global_variables_initializer(), tf.local_variables_initializer(),
+                      tf.tables_initializer()):
+            session.run(begin)
         for hook in scheme.hooks:
             hook.after_create_session(session, None)
         trained = [variable for variable in tf.global_variables() if 'clocks' not in variable.name]
