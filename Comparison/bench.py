@@ -32,7 +32,7 @@ HOTTEST = 'bytes that the busiest ps sends in a step'
 
 
 def bare_limit(steps):
-    """Measures the plainest loop on the graph of Non-Distributed-Setup, in a process of its own."""
+    """Measures the plainest loop on the model of Non-Distributed-Setup, in a process of its own."""
     with multiprocessing.get_context('spawn').Pool(1) as pool:
         return {RATE: pool.apply_async(_bare_loop, (steps,)).get(TIME_LIMIT)}
 
@@ -48,8 +48,10 @@ def _bare_loop(steps):
     tf.set_random_seed(train.FLAGS.seed)
     batch, = model.train_batches(train.FLAGS.batch_size, count=1, seed=train.FLAGS.seed)
     loss, accuracy = model.loss_and_accuracy(*batch)
-    train_op = train.sgd(loss, accuracy, tf.trainable_variables(),
-                         tf.train.get_or_create_global_step(), train.FLAGS.learning_rate)
+    global_step = tf.train.get_or_create_global_step()
+    step = tf.train.GradientDescentOptimizer(train.FLAGS.learning_rate).minimize(loss, global_step)
+    with tf.control_dependencies([step]):
+        train_op = {'global_step': global_step.read_value(), 'loss': loss, 'accuracy': accuracy}
     with tf.Session(config=sessions.config()) as session:
         session.run([tf.global_variables_initializer(), tf.tables_initializer()])
         run = session.make_callable(train_op)

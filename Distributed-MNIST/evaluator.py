@@ -72,8 +72,11 @@ def main(_):
             words = ', '.join(f'{name} {figures[name]:.3f}' for name in reversed(list(figures)))
             console.say('evaluator', f'checkpoint at step {step}, {words}')
             if step >= FLAGS.train_steps:
-                directory = export(checkpoint, step, os.path.join(FLAGS.model_dir, 'export'))
-                console.say('evaluator', f'exported to {directory}')
+                if hasattr(model, 'logits'):
+                    directory = export(checkpoint, step, os.path.join(FLAGS.model_dir, 'export'))
+                    console.say('evaluator', f'exported to {directory}')
+                else:
+                    console.say('evaluator', f'exports nothing: {model.name} has no logits()')
                 return
     sys.exit(f'evaluator: no new checkpoint in {FLAGS.model_dir} for {FLAGS.patience_secs:g} s. Is '
              'the chief, worker 0, running?')

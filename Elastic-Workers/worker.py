@@ -14,7 +14,7 @@ import time
 
 from absl import flags
 from tfdist import (building, checkpoints, cluster, console, evaluation, exchange, liveness,
-                    membership, models, report, seam, sessions, training_flags, transfer)
+                    membership, models, report, seam, sessions, stopping, training_flags, transfer)
 from tfdist.quiet import tf
 
 model = models.load()
@@ -84,6 +84,7 @@ def join_and_train(_):
                                    Scheme.with_tables)
         test = evaluation.Test(model, network.at_variables) if is_chief else None
         scheme = Scheme(network, global_step, FLAGS, task_index, num_workers=None)
+        board = stopping.Board(global_step)
 
     past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test)
     member = membership.Member(resolver)
@@ -101,12 +102,14 @@ def join_and_train(_):
 
     with session:
         progress = report.Progress(f'worker {task_index}', session.run(global_step), is_chief)
-        while session.run(global_step) < join_at and not leaving.is_set():
+        while (session.run(global_step) < min(join_at, session.run(board.last_step))
+               and not leaving.is_set()):
             time.sleep(0.1)
         session.run_step_fn(lambda step_context: member.join(step_context.session))
 
         def goes_on():
-            return progress.global_step < last_step and not leaving.is_set()
+            return (progress.goes_on() and progress.global_step < last_step
+                    and not leaving.is_set())
 
         def train(step_context):
             """Trains past the hooks for a second, and then runs them: checkpoints."""
@@ -115,10 +118,12 @@ def join_and_train(_):
                 while time.time() < until and goes_on():
                     progress.add(past_the_hooks.run(), local_steps)
                 step_context.run_with_hooks(global_step)
+                if test:
+                    test.now_and_then(step_context.session, progress)
 
         while goes_on() and not session.should_stop():
             session.run_step_fn(train)
-        member.is_done = progress.global_step >= FLAGS.train_steps
+        member.is_done = not progress.goes_on()
         progress.done()
         if test:
             progress.test(session.run_step_fn(test.in_step))

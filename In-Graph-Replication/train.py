@@ -128,7 +128,7 @@ def replicate_and_train(_):
             until = time.time() + 1
 
             def drive(run):
-                while time.time() < until and progress.global_step < FLAGS.train_steps:
+                while time.time() < until and progress.goes_on():
                     result = run()
                     with one_at_a_time:
                         progress.add(result, replicas)
@@ -136,8 +136,9 @@ def replicate_and_train(_):
             with sessions.failures_of_ps():
                 list(threads.map(drive, [hook.run for hook in past_the_hooks]))
                 step_context.run_with_hooks(global_step)
+                test.now_and_then(step_context.session, progress)
 
-        while progress.global_step < FLAGS.train_steps and not session.should_stop():
+        while progress.goes_on() and not session.should_stop():
             session.run_step_fn(train)
         progress.done()
         progress.test(session.run_step_fn(test.in_step))

@@ -67,7 +67,7 @@ def train(runs, take, train_steps, step, coord):
                 result = run()
                 with lock:
                     take(result)
-                if result['global_step'] >= train_steps:
+                if result['global_step'] >= min(train_steps, result.get('last_step', train_steps)):
                     coord.request_stop()
 
     threads = [threading.Thread(target=loop, args=(run,), daemon=True) for run in runs]
@@ -101,6 +101,8 @@ def main(_):
                         progress.global_step, coord)
         while not coord.wait_for_stop(timeout=1):
             session.run(global_step)  # with the hooks: checkpoints, summaries
+            session.run_step_fn(
+                lambda step_context: test.now_and_then(step_context.session, progress))
         coord.join(threads)
         progress.global_step = int(session.run(global_step))
         progress.done()

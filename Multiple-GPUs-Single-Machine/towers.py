@@ -208,12 +208,13 @@ def main(_):
         def train(step_context):
             """Trains past the hooks for a second, and one step with them."""
             until = time.time() + 1
-            while time.time() < until and progress.global_step < FLAGS.train_steps:
+            while time.time() < until and progress.goes_on():
                 progress.add(past_the_hooks.run(), len(towers))
-            if progress.global_step < FLAGS.train_steps:
+            if progress.goes_on():
                 progress.add(step_context.run_with_hooks(train_op), len(towers))
+            test.now_and_then(step_context.session, progress)
 
-        while progress.global_step < FLAGS.train_steps and not session.should_stop():
+        while progress.goes_on() and not session.should_stop():
             session.run_step_fn(train)
         progress.done()
         progress.test(session.run_step_fn(test.in_step))

@@ -224,11 +224,13 @@ def place_and_train(_):
             """Trains past the hooks for a second, and then runs them: checkpoints."""
             until = time.time() + 1
             with sessions.failures_of_ps():
-                while time.time() < until and progress.global_step < FLAGS.train_steps:
+                while time.time() < until and progress.goes_on():
                     progress.add(past_the_hooks.run(), local_steps)
                 step_context.run_with_hooks(global_step)
+                if test:
+                    test.now_and_then(step_context.session, progress)
 
-        while progress.global_step < FLAGS.train_steps and not session.should_stop():
+        while progress.goes_on() and not session.should_stop():
             session.run_step_fn(train)
         progress.done()
         if test:

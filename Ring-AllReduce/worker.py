@@ -205,7 +205,8 @@ def meet_and_train(_):
         scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
         together = ring.Ring(resolver, tf.global_variables())
 
-    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test)
+    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test,
+                                           board='/job:worker/task:0')
     model_dir = FLAGS.model_dir if is_chief else None  # all have the same to save
     checkpoints.check_model_dir(model_dir)
     with tf.train.MonitoredTrainingSession(
@@ -220,12 +221,14 @@ def meet_and_train(_):
             """Trains past the hooks for a second, and then runs them: checkpoints."""
             until = time.time() + 1
             with ring.failures(f'worker {task_index}'):
-                while time.time() < until and progress.global_step < FLAGS.train_steps:
+                while time.time() < until and progress.goes_on():
                     together.wait()
                     progress.add(past_the_hooks.run(), local_steps)
                 step_context.run_with_hooks(global_step)
+                if test:
+                    test.now_and_then(step_context.session, progress)
 
-        while progress.global_step < FLAGS.train_steps:
+        while progress.goes_on():
             session.run_step_fn(train)
         progress.done()
         if test:

@@ -10,6 +10,7 @@ examples count alike; those of a worker that died are taken by others. See ticke
 """
 
 import math
+import sys
 import time
 
 from absl import flags
@@ -39,6 +40,8 @@ class Scheme(seam.Seam):
 
 
 def take_and_train(_):
+    if not hasattr(model, 'num_examples'):
+        sys.exit(f'The model {model.name} reads shards, and not tickets: it has no num_examples().')
     resolver = cluster.resolve('worker')
     cluster_spec, task_index = resolver.cluster_spec(), resolver.task_id
     is_chief = task_index == 0
@@ -85,12 +88,14 @@ def take_and_train(_):
             """Trains past the hooks for a second, and then runs them: checkpoints."""
             until = time.time() + 1
             with sessions.failures_of_ps():
-                while time.time() < until and progress.global_step < FLAGS.train_steps:
+                while time.time() < until and progress.goes_on():
                     queue.wait()
                     progress.add(past_the_hooks.run(), local_steps)
                 step_context.run_with_hooks(global_step)
+                if test:
+                    test.now_and_then(step_context.session, progress)
 
-        while progress.global_step < FLAGS.train_steps and not session.should_stop():
+        while progress.goes_on() and not session.should_stop():
             session.run_step_fn(train)
         progress.done()
         progress.say(f'took {queue.taken} tickets, the last one in epoch {queue.epoch}')

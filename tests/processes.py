@@ -40,6 +40,8 @@ DID = re.compile(NAME + rf': did (?P<local_steps>\d+) local steps(?:, {_FIGURE})
 TEST = re.compile(NAME + r': test \w+ (?P<accuracy>[01]\.\d{3})(?:, \w+ \d+\.\d{3})* after '
                   r'(?P<step>\d+) steps, '
                   r'\d+\.\d s')
+TESTED = re.compile(NAME + r': test (?:\w+ \d+\.\d{3}(?:, )?)+ at step (?P<step>\d+)')
+STOPS = re.compile(NAME + r': (?P<tests>\d+) tests without gain, all stop at step (?P<step>\d+)')
 WAITS = re.compile(NAME + r': (?:ps|worker) \d+ at \S+ does not answer \(.+\); waiting')
 INCOMPLETE = re.compile(NAME + r': the step is not complete after \d+ s; waiting')
 PREPARED = re.compile(r'prepare_data: \d+ examples in \d+ files, and \d+ to test on, are in .+')
@@ -53,7 +55,7 @@ MEMBER = re.compile(r'ps 0: worker (?P<worker>\d+) (?P<what>joins|leaves|is done
                     r'\d+ take part')
 DEVICES = re.compile(NAME + r': towers on /device:.+')
 GOOD_LINES = (BEGINS, RESUMES, STEP, DID, TEST, WAITS, INCOMPLETE, KEEPS, SENDS, DEVICES,
-              TOOK, MEMBER, PREPARED, EVALUATED, EXPORTED)
+              TOOK, MEMBER, PREPARED, EVALUATED, EXPORTED, TESTED, STOPS)
 
 
 def examples():

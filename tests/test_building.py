@@ -1,11 +1,12 @@
 """Models built on values: as plain TensorFlow trains them, whatever made their variables."""
 
 import functools
+import re
 import types
 
 from absl import flags
 from absl.testing import flagsaver
-from conftest import load_program
+from conftest import load_program, ROOT
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -423,6 +424,12 @@ COMPLAINTS = [
 ]
 
 
+OTHERS = [  # of tests below
+    'The table table is of (1000000, 8), and this scheme would have it whole on each worker',
+    'Made before the function of the model is called: early.', 'The test set is empty',
+    "The model's train_batches made no batch.", "The model's train_batches made fewer batches"]
+
+
 @pytest.mark.usefixtures('here')
 @pytest.mark.parametrize('function, complaint', COMPLAINTS, ids=[
     function.__name__ for function, _ in COMPLAINTS])
@@ -432,6 +439,25 @@ def test_what_is_said_before_the_first_step(folder, function, complaint):
     with pytest.raises(SystemExit) as raised:
         scheme_of(folder, a_model(function), communication_window=2)
     assert str(raised.value).startswith(complaint) and '\n' not in str(raised.value)
+
+
+def test_the_page_has_what_is_said():
+    """Each line that a test has seen, and no other."""
+    page = (ROOT / 'docs' / 'models.md').read_text(encoding='utf-8')
+    page = page.split('## What does not work')[1]
+    forms = re.findall(r'^\| `(.*?)` \|', page, re.MULTILINE)
+    said = [complaint for _, complaint in COMPLAINTS] + OTHERS
+
+    def fits(form, complaint):
+        """Whether one of them begins as the other; `...` stands for anything."""
+        begin, rest = form.split('...')[0], form.split('...')[1:]
+        return (complaint.startswith(begin) or begin.startswith(complaint)) and (
+            len(complaint) < len(form) or all(part[:20] in complaint for part in rest))
+
+    for complaint in said:
+        assert any(fits(form, complaint) for form in forms), complaint
+    for form in forms:
+        assert any(fits(form, complaint) for complaint in said), form
 
 
 @pytest.mark.usefixtures('here')

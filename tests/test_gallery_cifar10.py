@@ -36,6 +36,7 @@ def files(tmp_path):
     found['train'] = np.concatenate(found['train'])
     found['test'] = records(random, 30)
     found['test'].tofile(str(tmp_path / 'test_batch.bin'))
+    load_program('HogWild')  # --batch_size is of the programs
     FLAGS.mark_as_parsed()
     with flagsaver.flagsaver(data_dir=str(tmp_path)), tf.Graph().as_default():
         tf.set_random_seed(1)
@@ -211,7 +212,6 @@ def test_network():
 
 
 def test_the_learning_rate_falls():
-    load_program('HogWild')  # --batch_size is of the programs
     FLAGS.mark_as_parsed()
     with flagsaver.flagsaver(batch_size=10):
         global_step = tf.train.get_or_create_global_step()

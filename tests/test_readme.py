@@ -153,7 +153,7 @@ def model_from(source):
 def sources():
     """Returns the sources of two model.py: the one of the page, and the one with its own input."""
     whole, other = PYTHON.findall(text_of(YOUR_OWN))
-    begin, end = whole.index('def train_batches'), whole.index('def test_set')
+    begin, end = whole.index('def train_batches'), whole.index('def test_batches')
     return whole, whole[:begin] + other + '\n\n' + whole[end:]
 
 
@@ -202,15 +202,20 @@ def mistakes():
     table = text_of(YOUR_OWN).split('## When it does not work')[1]
     said = [line.split(' | ')[0].lstrip('| ') for line in table.splitlines()
             if line.startswith('| `')]
-    units = '    units = tf.nn.relu'
+    units = '    units = tf.layers.dense'
+    function = 'def loss_and_metrics(batch, training):\n'
+    keeps = 'def loss_and_metrics(batch, training, layer=tf.keras.layers.Dense(2)):\n'
     changes = [
         (units, '    tf.get_variable("n", [], tf.int32, tf.zeros_initializer())\n' + units),
-        (units, '    tf.get_variable(f"n_{len(tf.global_variables())}", [])\n' + units),
-        ("layers.dense(points, 32, 'hidden')", 'tf.matmul(points, tf.Variable(tf.ones([2, 32])))'),
-        (re.search('^    units = .*\n.*', sources()[0], re.MULTILINE).group(),
-         '    return tf.reduce_mean(points), tf.reduce_mean(points)'),
+        (units, '    tf.get_variable("left_out", [])\n' + units),
+        (units, '    tf.get_variable(f"n_{len(tf.global_variables())}", [], trainable=False)\n'
+         + units),
+        (function, keeps + '    batch = layer(batch[0]), batch[1]\n'),
+        (function, 'tf.get_variable("early", [])\n\n\n' + function),
+        (units, '    return tf.reduce_mean(points), {}\n' + units),
         ('num_shards, seed)\n', 'num_shards, seed)[1:]\n'),
-        ('classes)\n', 'classes)[0]\n'),
+        ("    if training:\n        return loss, {'accuracy': accuracy}",
+         '    if training:\n        return loss'),
     ]
     assert len(said) == len(changes)
     return list(zip(said, changes))
@@ -221,14 +226,14 @@ def test_what_is_said_of_a_model_with_a_mistake(said, change):
     """In each row of the table the first cell is what is seen, with `...` for what varies."""
     source = sources()[0]
     assert change[0] in source
-    model = model_from(change[1].join(source.rsplit(change[0], 1)))
-    worker = load_program('HogWild')
-    hparams = types.SimpleNamespace(learning_rate=0.1, use_locking=False)
+    worker = load_program('AGN')
+    hparams = types.SimpleNamespace(learning_rate=0.1, communication_window=2)
     words, = re.findall('^`(.*?)`', said)
     complaints = SystemExit, ValueError, TypeError, StopIteration
     with pytest.raises(complaints) as raised, tf.Graph().as_default():
+        model = model_from(change[1].join(source.rsplit(change[0], 1)))
         global_step = tf.train.get_or_create_global_step()
-        network = building.Network(models.Model(model), model.train_batches(10, 1))
+        network = building.Network(models.Model(model), model.train_batches(10, 2))
         worker.Scheme(network, global_step, hparams, 0, 1)
     form = '.*'.join(map(re.escape, words.split('...')))
     assert re.search(form, f'{raised.type.__name__}: {raised.value}', re.IGNORECASE)

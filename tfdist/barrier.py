@@ -3,7 +3,7 @@
 import threading
 
 from absl import flags
-from tfdist import exchange, liveness, seam, sessions, tables, transfer
+from tfdist import exchange, liveness, seam, sessions, stopping, tables, transfer
 from tfdist.quiet import tf
 
 flags.DEFINE_integer('replicas_to_aggregate', None, 'how many pushes make a step; by default as '
@@ -68,6 +68,8 @@ class Barrier(tf.train.SessionRunHook):
           before: list of ops that have run before a push counts.
         """
         self._train_steps = hparams.train_steps
+        self._board = (stopping.Board(global_step)
+                       if getattr(hparams, 'stop_after_evals_without_gain', 0) else None)
         self._patience_secs = hparams.patience_secs
         self._patience = liveness.Patience(f'worker {task_index}', hparams.patience_secs)
         self._is_chief = task_index == 0
@@ -154,10 +156,11 @@ class Barrier(tf.train.SessionRunHook):
         """The chief's part, up to the last step."""
         try:
             with sessions.failures_of_ps():
-                step = session.run(self._global_step)
-                complete = session.make_callable(self._complete)
-                while step < self._train_steps:
-                    complete()
+                step, last_step = session.run(self._global_step), self._train_steps
+                ops = [self._complete] + ([self._board.last_step] if self._board else [])
+                complete = session.make_callable(ops)
+                while step < last_step:
+                    last_step = min([last_step, *complete()[1:]])
                     step += 1  # nobody else counts, and to fetch it would be one more transfer
         except (tf.errors.AbortedError, tf.errors.UnavailableError, RuntimeError):
             pass  # a ps died, or the session was closed: with a new one comes a new thread

@@ -1,11 +1,17 @@
-"""The test: the model in inference mode, on all of the test set, in batches."""
+"""The test: the model in inference mode, on all of the test set, in batches; now and then, too."""
 
+import json
+import os
 import sys
+import time
 
 from absl import flags
+from tfdist import checkpoints, stopping
 from tfdist.quiet import tf
 
 FLAGS = flags.FLAGS
+flags.DEFINE_float('eval_every_secs', 0, 'time between two tests while training goes on; 0: test '
+                   'in the end only', lower_bound=0)
 flags.DEFINE_integer('test_batch_size', 1000, 'examples in a batch of the test', lower_bound=1)
 
 
@@ -38,6 +44,13 @@ class Test:
         self._streaming = {name: metric[0] for name, metric in metrics.items()
                            if isinstance(metric, tuple)}
         self._names = list(metrics)
+        if FLAGS.stop_after_evals_without_gain and not FLAGS.eval_every_secs:
+            sys.exit('--stop_after_evals_without_gain: without --eval_every_secs there are no such '
+                     'tests.')
+        if FLAGS.eval_every_secs:
+            self._best = _Best(self._names)
+            self._board = stopping.Board(tf.train.get_global_step())
+        self._last = time.monotonic()
         self._take_in = (first.dense_shape[0] if is_sparse else tf.shape(first)[0], means,
                          [metric[1] for metric in metrics.values() if isinstance(metric, tuple)])
 
@@ -64,3 +77,52 @@ class Test:
     def in_step(self, step_context):
         """Does what `run` does, in `tf.train.MonitoredSession.run_step_fn`."""
         return self.run(step_context.session)
+
+    def now_and_then(self, session, progress):
+        """Tests if it is time to, keeps the best parameters, and ends a run that gains no more.
+
+        Args:
+          session: `tf.Session`.
+          progress: `report.Progress`.
+        """
+        if not FLAGS.eval_every_secs or time.monotonic() - self._last < FLAGS.eval_every_secs:
+            return
+        figures = self.run(session)
+        progress.test(figures, at_the_end=False)
+        without_gain = self._best.compare(session, figures)
+        if without_gain and without_gain == FLAGS.stop_after_evals_without_gain:
+            progress.say(f'{without_gain} tests without gain, all stop at step '
+                         f'{self._board.write(session)}')
+        self._last = time.monotonic()
+
+
+class _Best:
+    """The best test so far; with --model_dir it is kept there, in the directory `best`."""
+
+    def __init__(self, names):
+        """Takes the names of the metrics, of which the first counts; if there is none, the loss."""
+        self._name = names[0] if names else 'loss'
+        self._without_gain, self._figures = 0, None
+        self._directory = FLAGS.model_dir and os.path.join(FLAGS.model_dir, 'best')
+        if self._directory:
+            self._saver = checkpoints.Saver(None, sharded=True, max_to_keep=1)
+            self._path = os.path.join(self._directory, 'figures.json')
+            if os.path.exists(self._path):
+                with open(self._path, encoding='utf-8') as file:
+                    self._figures = json.load(file)
+
+    def compare(self, session, figures):
+        """Keeps the parameters if `figures` are the best; returns how many tests were no better."""
+        new, old = figures[self._name], (self._figures or {}).get(self._name)
+        if old is not None and (new >= old if self._name == 'loss' else new <= old):
+            self._without_gain += 1
+            return self._without_gain
+        self._without_gain, self._figures = 0, figures
+        if self._directory:
+            os.makedirs(self._directory, exist_ok=True)
+            self._saver.save(session, os.path.join(self._directory, 'model.ckpt'),
+                             tf.train.get_global_step())
+            with open(f'{self._path}.part', 'w', encoding='utf-8') as file:
+                json.dump(figures, file)
+            os.replace(f'{self._path}.part', self._path)
+        return 0

@@ -27,9 +27,9 @@ from absl import flags
 from tfdist.quiet import tf
 
 FLAGS = flags.FLAGS
-_FLAG = 'model'
 _LOADED = []
-flags.DEFINE_string(_FLAG, None, 'a model of the gallery, such as resnet, in the place of model.py')
+flags.DEFINE_string('model', None, 'a model of the gallery, such as resnet, in the place of '
+                    'model.py')
 
 
 class Model:
@@ -100,7 +100,7 @@ def load():
       SystemExit: if there is none of that name.
     """
     name = next((argument.partition('=')[2] for argument in sys.argv
-                 if argument.lstrip('-').startswith(f'{_FLAG}=')), None)
+                 if argument.lstrip('-').startswith('model=')), None)
     try:
         module = importlib.import_module(f'tfdist.gallery.{name}' if name else 'model')
     except ModuleNotFoundError as error:

@@ -33,6 +33,7 @@ class Progress:
             writers in one directory lose data, into one below.
         """
         self.global_step = global_step
+        self._last_step = FLAGS.train_steps
         self._name = name
         self._writer = FLAGS.model_dir and tf.summary.FileWriter(
             FLAGS.model_dir if is_chief else os.path.join(FLAGS.model_dir, name.replace(' ', '-')))
@@ -51,13 +52,15 @@ class Progress:
 
         Args:
           result: dict of numbers or arrays of numbers: 'global_step' after the run; 'loss' and
-            'accuracy', the means over the run's batches; and others, such as 'staleness'.
+            the metrics, means over the run's batches; others, such as 'staleness'; and 'last_step',
+            where training ends early.
           local_steps: int, on how many batches the run trained.
 
         Raises:
           SystemExit: if the loss is not finite.
         """
         self.global_step = int(result['global_step'])
+        self._last_step = min(self._last_step, result.get('last_step', self._last_step))
         if not math.isfinite(result['loss']):
             sys.exit(f'{self._name}: the loss is {result["loss"]} at step {self.global_step}: '
                      'training diverged. Try a smaller --learning_rate.')
@@ -67,6 +70,10 @@ class Progress:
             self.write(self._line.means())
             self._whole_run.merge(self._line)
             self._line = _Period()
+
+    def goes_on(self):
+        """Returns whether there are steps left to train."""
+        return self.global_step < self._last_step
 
     def write(self, figures):
         """Writes `figures`, a dict of floats, for TensorBoard at the current global step."""
@@ -81,16 +88,19 @@ class Progress:
         self.say(f'did {self._whole_run.local_steps} local steps, '
                  f'{self._whole_run.words(without=("loss", "accuracy"))}')
 
-    def test(self, figures):
-        """Says the metrics of the test set, and how long it took since the program began.
+    def test(self, figures, at_the_end=True):
+        """Says the metrics of the test set, and in the end how long it took altogether.
 
         Args:
           figures: dict of floats, see `evaluation.Test.run`.
+          at_the_end: bool, whether training is over.
         """
         self.write({f'test_{name}': value for name, value in figures.items()})
-        metrics = ', '.join(f'{name} {figures[name]:.3f}' for name in figures if name != 'loss')
+        metrics = ', '.join(f'{name} {figures[name]:.3f}' for name in figures
+                            if name != 'loss' or len(figures) == 1)
         self.say(f'test {metrics} after {self.global_step} steps, '
-                 f'{time.time() - quiet.START:.1f} s')
+                 f'{time.time() - quiet.START:.1f} s' if at_the_end else
+                 f'test {metrics} at step {self.global_step}')
 
 
 class _Period:
@@ -126,7 +136,7 @@ class _Period:
 
     def _sum_up(self):
         for key in self._results[0] if self._results else ():
-            if key != 'global_step':
+            if key not in ('global_step', 'last_step'):
                 column = np.concatenate([np.ravel(result[key]) for result in self._results])
                 self._sums[key] += float(column.sum())
                 self._counts[key] += len(column)

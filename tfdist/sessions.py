@@ -4,7 +4,7 @@ import contextlib
 import sys
 
 from absl import flags
-from tfdist import notes, traffic
+from tfdist import notes, stopping, traffic
 from tfdist.quiet import tf
 
 FLAGS = flags.FLAGS  # those of task_flags, too: a program that asks for a `config` has them
@@ -72,15 +72,19 @@ class PastTheHooks(tf.train.SessionRunHook):
     It is a hook to get hold of each new session: there is one after each failure of a ps.
     """
 
-    def __init__(self, train_op, wait=None, test=None):
+    def __init__(self, train_op, wait=None, test=None, board=None):
         """Takes what to run.
 
         Args:
           train_op: dict of tensors.
           wait: function to call before each run, which returns when it may begin; or None.
           test: `evaluation.Test`, for the notes of the process that tests; or None.
+          board: string, the device of `stopping.Board`; by default that of the global step.
         """
-        self._train_op = train_op
+        self._train_op = dict(train_op)
+        if FLAGS.stop_after_evals_without_gain:
+            step = tf.train.get_global_step()
+            self._train_op['last_step'] = stopping.Board(step, board).last_step
         self._wait = wait
         self._notes = notes.asked_for(test)
 
