@@ -71,6 +71,8 @@ class Scheme:
                 pushes.append(network.state.push())
             with tf.control_dependencies(pushes):
                 push = exchange.count(global_step, step_read)
+            if network.averages:
+                push['global_step'] = network.averages.follow(push['global_step'])
             if hparams.mode == 'sync':
                 del push['staleness']  # it is always 0
             with tf.device(team[0]):

@@ -39,7 +39,9 @@ def make_steps(tower_list, global_step, hparams):
         if tower.network.state:
             updates.append(tower.network.state.push())
         with tf.control_dependencies(updates):
-            count = global_step.assign_add(1, use_locking=True)
+            count = tf.identity(global_step.assign_add(1, use_locking=True))
+        if tower.network.averages:
+            count = tower.network.averages.follow(count)
         steps.append(dict(tower.figures, global_step=count))
     return steps
 

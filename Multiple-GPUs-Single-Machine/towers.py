@@ -160,7 +160,10 @@ def make_step(towers, global_step, hparams):
     if network.state:
         updates.append(network.state.push())
     with tf.control_dependencies(updates), tf.device(global_step.device):
-        return dict(means, global_step=global_step.read_value())
+        step = global_step.read_value()
+    if network.averages:
+        step = network.averages.follow(step)
+    return dict(means, global_step=step)
 
 
 def summarize(towers):

@@ -11,8 +11,8 @@ import sys
 import time
 
 from absl import flags
-from tfdist import (building, checkpoints, cluster, console, ending, evaluation, exchange,
-                    liveness, models, report, seam, sessions, traffic, training_flags)
+from tfdist import (averages, building, checkpoints, cluster, console, ending, evaluation,
+                    exchange, liveness, models, report, seam, sessions, traffic, training_flags)
 from tfdist.quiet import tf
 
 import networks
@@ -132,7 +132,7 @@ class Placed:
 
     Attributes:
       variables: list of `tf.Variable`, the center.
-      state: see `building.Network`.
+      state, averages: see `building.Network`.
     """
 
     def __init__(self, batches, delay, cluster_spec, worker_device):
@@ -161,6 +161,7 @@ class Placed:
             FLAGS.strategy, {variable.op.name[len(scope) + 1:]: variable.initial_value
                              for variable in wanted}, cluster_spec.num_tasks('ps'))
         self.variables, self.state = self._placement.variables, self._network.state
+        self.averages = averages.asked_for(self.variables)
 
     def gradients_at(self, values):
         """See `building.Network`."""
@@ -172,7 +173,8 @@ class Placed:
 
     def at_variables(self, batch):
         """See `building.Network`."""
-        values = [exchange.read(variable) for variable in self.variables]
+        values = (self.averages.values() if self.averages else
+                  [exchange.read(variable) for variable in self.variables])
         return self._network.at_variables(batch, self._placement.whole(values))
 
 

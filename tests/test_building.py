@@ -485,6 +485,91 @@ def test_too_few_batches_and_too_many(count, complaint):
         scheme_of('AGN', model, communication_window=2)
 
 
+# Its own optimizer.
+
+@pytest.mark.usefixtures('here')
+@pytest.mark.parametrize('folder', ['HogWild', 'Synchronous-SGD', 'Ring-AllReduce',
+                                    'Distributed-Setup', 'Distributed-MNIST', 'Work-Queue'])
+def test_the_optimizer_of_the_model(folder):
+    """Momentum, with a gradient that is cut off, as in plain TensorFlow; slots on the ps."""
+    class Clipped(tf.train.MomentumOptimizer):
+        def apply_gradients(self, grads_and_vars, *args, **kwargs):
+            return super().apply_gradients(
+                [(tf.clip_by_norm(gradient, 0.1), variable)
+                 for gradient, variable in grads_and_vars], *args, **kwargs)
+
+    model = a_model(by_get_variable, optimizer=lambda rate: Clipped(rate, 0.9))
+    assert 'the optimizer of the model is not used' in model.left_out
+    scheme, _ = scheme_of(folder, model)
+    assert model.left_out is None
+    slots = [variable for variable in tf.global_variables() if 'Momentum' in variable.name]
+    assert len(slots) == 2
+    with tf.Graph().as_default(), tf.Session() as session:
+        tf.train.get_or_create_global_step()
+        batch, = train_batches(BATCH, 1)
+        step = Clipped(RATE, 0.9).minimize(by_get_variable(batch, True)[0])
+        begin(session)
+        for _ in range(STEPS):
+            session.run(step)
+        expected = session.run(tf.trainable_variables())
+    with tf.Session() as session:
+        begin(session)
+        for hook in scheme.hooks:
+            hook.after_create_session(session, None)
+        for _ in range(STEPS):
+            session.run(scheme.train_op)
+        for value, same in zip(session.run(tf.trainable_variables()), expected):
+            np.testing.assert_allclose(value, same, atol=1e-6)
+
+
+# Averages of the parameters.
+
+@pytest.mark.parametrize('folder', ['HogWild', 'Synchronous-SGD', 'Ring-AllReduce', 'DC-ASGD',
+                                    'Parameter-Placement'])
+@pytest.mark.usefixtures('here')
+def test_the_test_uses_moving_averages(monkeypatch, folder):
+    """They follow the variables, faster in the first steps; and a checkpoint has them."""
+    model = a_model(by_get_variable)
+    monkeypatch.setattr(flags.FLAGS['moving_average_decay'], 'value', 0.5)
+    scheme, network = scheme_of(folder, model)
+    test = evaluation.Test(model, network.at_variables)
+    dense = network.variables
+    averages = [variable for variable in tf.global_variables() if 'Moving' in variable.name]
+    assert len(averages) == len(dense) == 2
+    with tf.Session() as session:
+        begin(session)
+        for hook in scheme.hooks:
+            hook.after_create_session(session, None)
+        expected = session.run(averages)
+        for t in range(1, 9):
+            session.run(scheme.train_op)
+            keep = min(0.5, (1 + t) / (10 + t))
+            expected = [keep * average + (1 - keep) * value
+                        for average, value in zip(expected, session.run(dense))]
+        for value, same in zip(session.run(averages), expected):
+            np.testing.assert_allclose(value, same, rtol=1e-5)
+        figures, (weights, bias) = test.run(session), expected
+    arrays = examples()
+    wrong = np.maximum(arrays['x'].dot(weights) + bias, 0).mean(axis=1) - arrays['y']
+    assert figures['loss'] == pytest.approx((wrong ** 2).mean(), rel=1e-4)
+
+
+@pytest.mark.usefixtures('here')
+def test_a_table_has_no_average(monkeypatch):
+    model = a_model(by_cells)
+    monkeypatch.setattr(flags.FLAGS['moving_average_decay'], 'value', 0.5)
+    scheme, network = scheme_of('HogWild', model)
+    test = evaluation.Test(model, network.at_variables)
+    averages = [variable for variable in tf.global_variables() if 'Moving' in variable.name]
+    assert [variable.op.name for variable in averages] == [
+        'rnn/lstm_cell/kernel/ExponentialMovingAverage',
+        'rnn/lstm_cell/bias/ExponentialMovingAverage']
+    with tf.Session() as session:
+        begin(session)
+        session.run(scheme.train_op)
+        assert np.isfinite(test.run(session)['loss'])
+
+
 # The test.
 
 @pytest.mark.usefixtures('here')

@@ -224,7 +224,7 @@ def test_the_learning_rate_falls():
                 global_step.load(at, session)
                 session.run(step)
                 assert session.run(weight) == pytest.approx(-rate)
-    assert model.moving_average_decay == 0.9999
+    assert model.MOVING_AVERAGE_DECAY == 0.9999
 
 
 def test_data_are_not_in_the_graph(files):

@@ -53,7 +53,7 @@ class Barrier(tf.train.SessionRunHook):
     """
 
     def __init__(self, optimizer, gradients, variables, global_step, hparams, task_index,
-                 num_workers, before=()):
+                 num_workers, before=(), averages=None):
         """Makes the ops.
 
         Args:
@@ -66,6 +66,7 @@ class Barrier(tf.train.SessionRunHook):
           task_index: int, which worker this is; 0 is the chief.
           num_workers: int, how many there are.
           before: list of ops that have run before a push counts.
+          averages: `averages.Averages` that follow each step, or None.
         """
         self._train_steps = hparams.train_steps
         self._board = (stopping.Board(global_step)
@@ -116,6 +117,9 @@ class Barrier(tf.train.SessionRunHook):
             local_step, = local_steps
             self._complete, = sync.get_chief_queue_runner().enqueue_ops
             queue, tokens = self._complete.inputs
+            if averages:
+                tokens = averages.follow(tokens)
+                self._complete = tf.raw_ops.QueueEnqueueManyV2(handle=queue, components=[tokens])
             self.complete = tokens[0]
             if self._is_chief and not self._backups:
                 # It needs no token: the step is complete when this run is.
@@ -195,7 +199,7 @@ class Synchronous(seam.Seam):
         # What the model itself assigns to becomes the mean of what all workers make of it.
         before = [network.state.push(1 / num_workers)] if network.state else []
         self.barrier = Barrier(optimizer, gradients, network.variables, global_step, hparams,
-                               task_index, num_workers, before)
+                               task_index, num_workers, before, network.averages)
         self.pushed, self.stamps = self.barrier.pushed, self.barrier.stamps
         self.push, self.complete = self.barrier.push, self.barrier.complete
         self.finish = self.barrier.finish

@@ -4,7 +4,7 @@ import copy
 import sys
 import time
 
-from tfdist import collecting, exchange, inventory, stand_ins, state, tables, transfer
+from tfdist import averages, collecting, exchange, inventory, stand_ins, state, tables, transfer
 from tfdist.quiet import tf
 
 
@@ -35,12 +35,20 @@ class Network:
             sys.exit("The model's train_batches made no batch.")
         self._all = inventory.Inventory(model, batches[0], with_tables)
         self._begin(batches)
+        self._averages = []
 
     def again(self, batches):
         """Returns another `Network` of the same variables, for other batches."""
         other = copy.copy(self)
         other._begin(batches)
         return other
+
+    @property
+    def averages(self):
+        """The `averages.Averages` of the variables, which the test uses; or None."""
+        if not self._averages:  # one for all that this network is made again for
+            self._averages.append(averages.asked_for(self.variables))
+        return self._averages[0]
 
     def _begin(self, batches):
         """Makes ready for a run of the graph, which takes in these batches."""
@@ -153,6 +161,8 @@ class Network:
         """Returns a dict of stand-ins by the variables for which they stand."""
         made = {}
         for variable, value in zip(self.variables, values):
+            if value is None:
+                continue
             if isinstance(variable, tables.Rows):
                 made[variable.table] = stand_ins.of_table(variable.table,
                                                           variable.gather_from(value))
@@ -174,12 +184,15 @@ class Network:
 
         Args:
           batch: nest of tensors.
-          values: list of tensors, values in the place of the variables; or None.
+          values: list of tensors, values in the place of the variables; by default their moving
+            averages, or else their own.
 
         Returns:
           The loss, a scalar tensor; and a dict of metrics by name, see `models.Model`.
         """
-        return self._build(batch, False, self._stand_ins(values) if values else {})
+        if values is None and self.averages:
+            values = self.averages.values()
+        return self._build(batch, False, self._stand_ins(values or []))
 
     def optimizer(self, learning_rate, otherwise=tf.train.GradientDescentOptimizer, **kwargs):
         """Returns a `tf.train.Optimizer` for the ps.

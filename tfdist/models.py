@@ -13,6 +13,7 @@ At will:
     defaults of the flags are made of. The digits have 0.1.
   optimizer(learning_rate): `tf.train.Optimizer`, with its schedule and its clipping, for the
     schemes in which the ps makes the step.
+  MOVING_AVERAGE_DECAY: what moving averages of the parameters keep in a step: the test uses them.
 
 An older form is understood, too, for batches that are tuples:
   loss_and_accuracy(*batch), without modes of training and inference, and with one metric;
@@ -33,7 +34,12 @@ flags.DEFINE_string('model', None, 'a model of the gallery, such as resnet, in t
 
 
 class Model:
-    """A module with the functions above, in either form, as the newer one."""
+    """A module with the functions above, in either form, as the newer one.
+
+    Attributes:
+      name: string, the module's.
+      left_out: string, what it has and nobody has asked for so far; or None.
+    """
 
     def __init__(self, module):
         """Takes the module.
@@ -48,6 +54,8 @@ class Model:
             if not any(hasattr(module, name) for name in either):
                 sys.exit(f'{module.__file__} has no function {" or ".join(either)}.')
         self.train_batches = module.train_batches
+        self.left_out = ('the optimizer of the model is not used: the rule of this scheme is SGD '
+                         'of its own' if hasattr(module, 'optimizer') else None)
 
     def __getattr__(self, name):
         """Returns what else the module has."""
@@ -77,6 +85,7 @@ class Model:
 
     def optimizer(self, learning_rate):
         """See the module; None if it has none."""
+        self.left_out = None
         make = getattr(self._module, 'optimizer', None)
         return make and make(learning_rate)
 
@@ -84,6 +93,11 @@ class Model:
 def suggested(name):
     """Returns what the model that was loaded suggests, such as LEARNING_RATE; None if nothing."""
     return getattr(_LOADED[-1], name, None) if _LOADED else None
+
+
+def left_out():
+    """Returns a list of strings: what the model that was loaded has, and nobody asked for."""
+    return [model.left_out for model in _LOADED[-1:] if model.left_out]
 
 
 def _is_pair(value):
@@ -108,5 +122,5 @@ def load():
             raise
         names = pkgutil.iter_modules(importlib.import_module('tfdist.gallery').__path__)
         sys.exit(f'--model={name}: the gallery has {", ".join(each.name for each in names)}.')
-    _LOADED.append(module)
-    return Model(module)
+    _LOADED.append(Model(module))
+    return _LOADED[-1]

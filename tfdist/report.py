@@ -8,7 +8,7 @@ import time
 
 from absl import flags
 import numpy as np
-from tfdist import console, quiet
+from tfdist import console, models, quiet
 from tfdist.quiet import tf
 
 FLAGS = flags.FLAGS
@@ -39,6 +39,8 @@ class Progress:
             FLAGS.model_dir if is_chief else os.path.join(FLAGS.model_dir, name.replace(' ', '-')))
         self._whole_run = _Period()
         self._line = _Period()
+        for line in models.left_out() if is_chief else []:
+            self.say(line)
         how = 'starts' if is_chief or not global_step else 'joins'
         self.say(f'{how} at step {global_step} of {FLAGS.train_steps}, '
                  f'after {time.time() - quiet.START:.1f} s')

@@ -82,6 +82,8 @@ class Seam:
         network.finish()
         if network.state:
             self._with_state(network.state, global_step)
+        if network.averages and self.complete is None:
+            self.push['global_step'] = network.averages.follow(self.push['global_step'])
         self.train_op = dict(self.computed, **(self.finish or self.push))
 
     def make(self, network, global_step, hparams, task_index, num_workers):
@@ -106,10 +108,10 @@ class Problem:
 
     Attributes:
       variables: list of `tf.Variable`, the center.
-      state: None, see `building.Network`.
+      state, averages: None, see `building.Network`.
     """
 
-    state = None
+    state = averages = None
 
     def __init__(self, loss_at, variables):
         """Takes a function of the variables' values that returns loss and accuracy, and these."""

@@ -26,7 +26,7 @@ CLASSES = 10
 SIDE = 24  # of the images that the network sees, in pixels: parts of 32x32
 WEIGHT_DECAY = 0.004
 DECAY_EPOCHS, DECAY_FACTOR = 350, 0.1  # of the learning rate
-moving_average_decay = 0.9999  # an option of the interface, for the scheme
+MOVING_AVERAGE_DECAY = 0.9999  # an option of the interface, for the scheme
 
 _TRAIN = [f'data_batch_{i}.bin' for i in range(1, 6)]
 _TEST = ['test_batch.bin']
