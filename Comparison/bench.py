@@ -11,6 +11,7 @@ machine of two cores: they stand beside the figures, and nothing fails by them.
 import argparse
 import collections
 import functools
+import json
 import multiprocessing
 import os
 import re
@@ -201,6 +202,41 @@ def placement(strategy, network, steps):
             HOTTEST: max(int(size.replace(',', '')) for size in sent)}
 
 
+def table(folder, rows, local_steps, *flags, parts=1, window=1):
+    """Measures two workers on the clicks, with tables of so many rows, in batches of 64.
+
+    Args:
+      folder: string.
+      rows: int.
+      local_steps: int, how many they train in all.
+      *flags: strings, besides.
+      parts: int, over how many ps the tables are spread.
+      window: int, how many local steps there are to one global step.
+    """
+    flags = [*flags, '--model=clicks', f'--clicks_rows={rows}', f'--clicks_table_parts={parts}',
+             '--batch_size=64', f'--train_steps={local_steps // window}',
+             '--clicks_test_examples=1000', '--log_every_n_steps=100000']
+    if window > 1:
+        flags.append(f'--communication_window={window}')
+    with tempfile.TemporaryDirectory() as notes:
+        run = Run(folder, *flags, f'--notes_dir={notes}', '--traced_runs=5', PS=str(parts))
+        sent = []
+        for path in os.listdir(notes):
+            with open(os.path.join(notes, path), encoding='utf-8') as file:
+                sent.append(json.load(file)['bytes'])
+    return {RATE: run.figures()['local steps/s'], 'kB that a worker sends and gets in a push':
+            statistics.mean(sent) / 1e3,
+            'peak memory of a worker, MB': run.peaks['worker.py'] / 1e6,
+            'peak memory of a ps, MB': run.peaks['ps.py'] / 1e6}
+
+
+def resnet(folder, local_steps, threads=1, **env):
+    """Measures the ResNet, 32 images in a batch."""
+    run = Run(folder, '--model=resnet', f'--train_steps={local_steps}', f'--num_threads={threads}',
+              '--log_every_n_steps=100000', **env)
+    return {'images/s': 32 * run.figures()['local steps/s']}
+
+
 def in_graph(mode, workers, local_steps):
     """Measures the replicas that one chief drives."""
     steps = local_steps // workers if mode == 'sync' else local_steps
@@ -239,6 +275,19 @@ CASES = {
                                  ('deep', 'greedy'), ('deep', 'fused')]},
     **{f'In-Graph-Replication, {mode}, 2 workers': functools.partial(in_graph, mode, 2, 3000)
        for mode in ('sync', 'async')},
+    **{f'{folder}, clicks, {rows} rows':
+       functools.partial(table, folder, rows, steps, window=window)
+       for folder, steps, window in (('HogWild', 2000, 1), ('Synchronous-SGD', 1000, 1),
+                                     ('AGN', 10000, 10))
+       for rows in (10**4, 10**6)},
+    'HogWild, clicks, 10000000 rows of 16 over 2 ps': functools.partial(
+        table, 'HogWild', 10**7, 1000, '--clicks_dimension=16', parts=2),
+    'HogWild, clicks, 10000 rows of 16 over 2 ps': functools.partial(
+        table, 'HogWild', 10**4, 1000, '--clicks_dimension=16', parts=2),
+    **{f'ResNet, one process, {threads} thread{"s" * (threads > 1)}': functools.partial(
+        resnet, 'Non-Distributed-Setup', 100, threads) for threads in (1, 2)},
+    **{f'ResNet, {folder}, 2 workers of 1 thread': functools.partial(resnet, folder, steps)
+       for folder, steps in (('HogWild', 200), ('Synchronous-SGD', 100), ('Ring-AllReduce', 100))},
     **{f'Model-Parallel, {split}':
        functools.partial(one_process, 'Model-Parallel', 3000, f'--split={split}')
        for split in ('none', 'layers', 'columns')},

@@ -16,7 +16,8 @@ TIME_LIMIT = 120  # seconds for one run
 FOREIGN = {'PS', 'WORKERS', 'PORT', 'LOCAL_ONLY', 'MODE', 'TF_CONFIG'}
 DID = re.compile(r'[\w ]+: did (\d+) local steps, (?:staleness ([\d.]+) \(max (\d+)\), )?'
                  r'(?:.*, )?(\d+) steps/s')
-TEST = re.compile(r'test accuracy ([\d.]+) after (\d+) steps, ([\d.]+) s')
+# The first metric of the test, which mostly is the accuracy.
+TEST = re.compile(r'test \w+ ([\d.]+)(?:, \w+ [\d.]+)* after (\d+) steps, ([\d.]+) s')
 
 
 class Run:

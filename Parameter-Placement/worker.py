@@ -12,7 +12,8 @@ import time
 
 from absl import flags
 from tfdist import (averages, building, checkpoints, cluster, console, ending, evaluation,
-                    exchange, liveness, models, report, seam, sessions, traffic, training_flags)
+                    exchange, liveness, models, report, seam, sessions, tables, traffic,
+                    training_flags)
 from tfdist.quiet import tf
 
 import networks
@@ -127,11 +128,23 @@ class Scheme(seam.Seam):
             self.push = {'global_step': exchange.count(global_step, self.pull[0])['global_step']}
 
 
+def table_names(scope):
+    """Returns a set of strings: which variables of the model, below a scope, are tables."""
+    with tf.Graph().as_default():
+        tf.train.get_or_create_global_step()
+        with tf.variable_scope(scope):
+            network = building.Network(model, model.train_batches(FLAGS.batch_size, 1))
+        return {name.table.op.name for name in network.variables if isinstance(name, tables.Rows)}
+
+
 class Placed:
     """A network whose variables are kept as --strategy says.
 
+    Tables are kept as the model made them: in parts, if it says so, each where the device setter
+    puts it.
+
     Attributes:
-      variables: list of `tf.Variable`, the center.
+      variables: list of `tf.Variable`, and of `tables.Rows` at its end: the center.
       state, averages: see `building.Network`.
     """
 
@@ -144,28 +157,40 @@ class Placed:
           cluster_spec: `tf.train.ClusterSpec`.
           worker_device: string, this worker.
         """
+        scope = 'network'
+        where_made = table_names(scope)
+
         def never_used(next_creator, **kwargs):
-            if not kwargs.get('trainable', True):
+            if not kwargs.get('trainable', True) or kwargs['name'] in where_made:
                 return next_creator(**kwargs)
             with tf.device(worker_device):  # on a ps it would count as load
                 return next_creator(**kwargs)
 
-        scope = 'network'
         with tf.variable_scope(scope), tf.variable_creator_scope(never_used):
-            self._network = building.Network(model, batches, delay, with_tables=False)
-        wanted = self._network.variables
+            self._network = building.Network(model, batches, delay)
+        wanted = [variable for variable in self._network.variables
+                  if not isinstance(variable, tables.Rows)]
+        rows = [variable for variable in self._network.variables if variable not in wanted]
         for name in tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.TRAINABLE_VARIABLES:
             kept = tf.get_collection_ref(name)
             kept[:] = [variable for variable in kept if variable not in wanted]
         self._placement = Placement(
             FLAGS.strategy, {variable.op.name[len(scope) + 1:]: variable.initial_value
                              for variable in wanted}, cluster_spec.num_tasks('ps'))
-        self.variables, self.state = self._placement.variables, self._network.state
+        self.variables = self._placement.variables + rows
+        self.state = self._network.state
         self.averages = averages.asked_for(self.variables)
 
     def gradients_at(self, values):
         """See `building.Network`."""
-        return self._network.gradients_at(self._placement.whole(values), values)
+        return self._network.gradients_at(self._in_order(values), values)
+
+    def _in_order(self, values):
+        """Returns what the network is built on: values in the order in which it has variables."""
+        kept = len(self._placement.variables)
+        whole, rows = iter(self._placement.whole(values[:kept])), iter(values[kept:])
+        return [next(rows if isinstance(variable, tables.Rows) else whole)
+                for variable in self._network.variables]
 
     def finish(self):
         """See `building.Network`."""
@@ -173,9 +198,10 @@ class Placed:
 
     def at_variables(self, batch):
         """See `building.Network`."""
-        values = (self.averages.values() if self.averages else
-                  [exchange.read(variable) for variable in self.variables])
-        return self._network.at_variables(batch, self._placement.whole(values))
+        values = self.averages.values() if self.averages else [
+            None if isinstance(variable, tables.Rows) else exchange.read(variable)
+            for variable in self.variables]
+        return self._network.at_variables(batch, self._in_order(values))
 
 
 def place_and_train(_):

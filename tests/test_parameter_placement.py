@@ -205,7 +205,8 @@ def test_what_is_not_trained_stays_as_the_network_made_it(program, cluster):
             mean = tf.get_variable('mean', [3], trainable=False)
             return tf.reduce_sum((tf.get_variable('weights', [3]) + mean) * batch), {}
 
-        patch.setattr(program, 'model', types.SimpleNamespace(loss_and_metrics=loss_and_metrics))
+        patch.setattr(program, 'model', types.SimpleNamespace(
+            loss_and_metrics=loss_and_metrics, train_batches=lambda *_: [tf.ones([3])]))
         network = program.Placed([tf.ones([3])], 0, cluster.spec, WORKER)
         assert [v.op.name for v in network.variables] == ['weights']
         assert [v.op.name for v in tf.global_variables()] == ['network/mean', 'weights']
