@@ -29,14 +29,18 @@ class Scheme(seam.Seam):
 
     def make(self, network, global_step, hparams, task_index, num_workers):
         variables = network.variables
+        with tf.device(self.worker_device(task_index)):
+            rule = network.local_rule(hparams.learning_rate)
+        self.own = rule.own
         self.pull = exchange.pull(variables, global_step)
         step_read, center = self.pull[0], transfer.to_worker(self.pull[1:])
         x, figures = center, []
         for _ in range(hparams.communication_window):
             gradients, of_batch = network.gradients_at(x)
-            x = exchange.add(x, gradients, -hparams.learning_rate)
+            x = rule.step(x, gradients)
             figures.append(of_batch)
-        self.computed = exchange.mean(figures)
+        with tf.control_dependencies([rule.keep()]):
+            self.computed = exchange.mean(figures)
         self.pushed = exchange.add(x, center, -1)
         push = exchange.add_to(variables, transfer.to_ps(self.pushed, variables))
         with tf.control_dependencies([push]):

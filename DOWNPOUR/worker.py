@@ -51,6 +51,9 @@ class Scheme(seam.Seam):
 
     def make(self, network, global_step, hparams, task_index, num_workers):
         variables = network.variables
+        with tf.device(self.worker_device(task_index)):
+            rule = network.local_rule(hparams.learning_rate)
+        self.own = rule.own
         adagrad = tf.train.AdagradOptimizer(hparams.server_learning_rate,
                                             hparams.initial_accumulator_value)
         zeros = exchange.zeros_like(variables)
@@ -65,7 +68,7 @@ class Scheme(seam.Seam):
                 pushes_before = len(self.pushes)
             gradients, of_batch = network.gradients_at(x)
             a = exchange.add(a, gradients)
-            x = exchange.add(x, gradients, -hparams.learning_rate)
+            x = rule.step(x, gradients)
             if (t + 1) % hparams.n_push == 0:
                 arrived = transfer.to_ps(a, variables)
                 with tf.control_dependencies(last_step):
@@ -80,7 +83,8 @@ class Scheme(seam.Seam):
                 a = zeros
             figures.append(of_batch)
         self.pull = self.pulls[0]
-        self.computed = exchange.mean(figures)
+        with tf.control_dependencies([rule.keep()]):
+            self.computed = exchange.mean(figures)
         self.pushed = [tensor for pushed, _, _ in self.pushes for tensor in pushed]
         self.push = {'global_step': last_step[0],
                      'staleness': tf.stack([push['staleness'] for _, _, push in self.pushes])}

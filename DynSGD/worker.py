@@ -34,6 +34,9 @@ class Scheme(seam.Seam):
 
     def make(self, network, global_step, hparams, task_index, num_workers):
         variables = network.variables
+        with tf.device(self.worker_device(task_index)):
+            rule = network.local_rule(hparams.learning_rate)
+        self.own = rule.own
         with tf.device(global_step.device):
             section = tf.CriticalSection(shared_name='center')
 
@@ -48,9 +51,10 @@ class Scheme(seam.Seam):
         x, figures = center, []
         for _ in range(hparams.communication_window):
             gradients, of_batch = network.gradients_at(x)
-            x = exchange.add(x, gradients, -hparams.learning_rate)
+            x = rule.step(x, gradients)
             figures.append(of_batch)
-        self.computed = exchange.mean(figures)
+        with tf.control_dependencies([rule.keep()]):
+            self.computed = exchange.mean(figures)
         self.pushed = exchange.add(x, center, -1)
         deltas = exchange.arrive(transfer.to_ps(self.pushed, variables), variables)
 

@@ -29,14 +29,18 @@ class Scheme(barrier.Synchronous):
 
     def make(self, network, global_step, hparams, task_index, num_workers):
         variables = network.variables
+        with tf.device(self.worker_device(task_index)):
+            rule = network.local_rule(hparams.learning_rate)
+        self.own = rule.own
         self.pull = exchange.pull(variables, global_step)
         center = transfer.to_worker(self.pull[1:])
         x, figures = center, []
         for _ in range(hparams.communication_window):
             gradients, of_batch = network.gradients_at(x)
-            x = exchange.add(x, gradients, -hparams.learning_rate)
+            x = rule.step(x, gradients)
             figures.append(of_batch)
-        self.computed = exchange.mean(figures)
+        with tf.control_dependencies([rule.keep()]):
+            self.computed = exchange.mean(figures)
         # c - 1 * mean(c - x_i) = mean(x_i)
         self.meet(tf.train.GradientDescentOptimizer(1.), exchange.add(center, x, -1), network,
                   global_step, hparams, task_index, num_workers)

@@ -30,6 +30,9 @@ class Scheme(barrier.Synchronous):
 
     def make(self, network, global_step, hparams, task_index, num_workers):
         variables = network.variables
+        with tf.device(self.worker_device(task_index)):
+            rule = network.local_rule(hparams.learning_rate)
+        self.own = rule.own
         self.pull = exchange.pull(variables, global_step)
         center = transfer.to_worker(self.pull[1:])
         x, figures = center, []
@@ -37,9 +40,10 @@ class Scheme(barrier.Synchronous):
         for _ in range(hparams.communication_window):
             gradients, of_batch = network.gradients_at(x)
             a = exchange.add(a, gradients)
-            x = exchange.add(x, gradients, -hparams.learning_rate)
+            x = rule.step(x, gradients)
             figures.append(of_batch)
-        self.computed = exchange.mean(figures)
+        with tf.control_dependencies([rule.keep()]):
+            self.computed = exchange.mean(figures)
         self.meet(tf.train.GradientDescentOptimizer(hparams.learning_rate),
                   [total / hparams.communication_window for total in a], network, global_step,
                   hparams, task_index, num_workers)

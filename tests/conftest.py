@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT))
 
 from absl import flags  # noqa: E402
 from tfdist import batches, datasets, ports, seam, traffic  # noqa: E402
+from tfdist.toy import Problem  # noqa: E402
 from tfdist.quiet import tf  # noqa: E402
 
 # What ignores a signal, as below nohup or in the background, makes all that it starts ignore it.
@@ -129,7 +130,7 @@ class ToyWorker:
                 return loss, tf.constant(0.)
 
             self.hparams = types.SimpleNamespace(**hparams)
-            self.scheme = self.program.Scheme(seam.Problem(loss_at, self.variables), global_step,
+            self.scheme = self.program.Scheme(Problem(loss_at, self.variables), global_step,
                                               self.hparams, task_index, num_workers)
             self.global_step = global_step
             self._init = tf.global_variables_initializer()

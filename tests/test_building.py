@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from test_seam import defaults
-from tfdist import batches, building, evaluation, models, seam
+from tfdist import batches, building, evaluation, local_rules, models, seam
 
 BATCH, FEATURES, STEPS = 6, 4, 20
 RATE = 0.1
@@ -499,9 +499,9 @@ def test_the_optimizer_of_the_model(folder):
                  for gradient, variable in grads_and_vars], *args, **kwargs)
 
     model = a_model(by_get_variable, optimizer=lambda rate: Clipped(rate, 0.9))
-    assert 'the optimizer of the model is not used' in model.left_out
+    assert model.left_out == {'optimizer'}
     scheme, _ = scheme_of(folder, model)
-    assert model.left_out is None
+    assert not model.left_out
     slots = [variable for variable in tf.global_variables() if 'Momentum' in variable.name]
     assert len(slots) == 2
     with tf.Graph().as_default(), tf.Session() as session:
@@ -520,6 +520,41 @@ def test_the_optimizer_of_the_model(folder):
             session.run(scheme.train_op)
         for value, same in zip(session.run(tf.trainable_variables()), expected):
             np.testing.assert_allclose(value, same, atol=1e-6)
+
+
+@pytest.mark.usefixtures('here')
+@pytest.mark.parametrize('folder', ['DOWNPOUR-Easy', 'DynSGD', 'Local-SGD'])
+@pytest.mark.parametrize('rule, optimizer', [
+    (local_rules.Momentum, lambda rate: tf.train.MomentumOptimizer(rate, 0.9)),
+    (local_rules.Adam, tf.train.AdamOptimizer)], ids=['Momentum', 'Adam'])
+def test_the_local_rule_of_the_model(folder, rule, optimizer):
+    """In windows of one worker, as in plain TensorFlow without them: it keeps what it has."""
+    model = a_model(by_get_variable, local_rule=rule)
+    scheme, _ = scheme_of(folder, model)
+    with tf.Graph().as_default(), tf.Session() as session:
+        tf.train.get_or_create_global_step()
+        batch, = train_batches(BATCH, 1)
+        step = optimizer(RATE).minimize(by_get_variable(batch, True)[0])
+        begin(session)
+        session.run([variable.initializer for variable in tf.global_variables()[3:]])  # slots
+        for _ in range(STEPS):
+            session.run(step)
+        expected = session.run(tf.trainable_variables())
+    with tf.Session() as session:
+        begin(session)
+        for hook in scheme.hooks:
+            hook.after_create_session(session, None)
+        for _ in range(STEPS // SERIAL[folder]):
+            session.run(scheme.train_op)
+        for value, same in zip(session.run(tf.trainable_variables()), expected):
+            np.testing.assert_allclose(value, same, atol=1e-5)
+    assert not model.left_out
+
+
+@pytest.mark.usefixtures('here')
+def test_a_local_rule_with_slots_is_not_for_tables():
+    with pytest.raises(SystemExit, match='^The local rule keeps slots on each worker, and table'):
+        scheme_of('AGN', a_model(by_cells, local_rule=local_rules.Adam))
 
 
 # Averages of the parameters.

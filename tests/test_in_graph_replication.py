@@ -13,7 +13,8 @@ import numpy as np
 from processes import BEGINS, DID, RESUMES, STEP, Tasks, TEST
 import pytest
 import tensorflow.compat.v1 as tf
-from tfdist import building, seam
+from tfdist import building
+from tfdist.toy import Problem
 
 FOLDER = 'In-Graph-Replication'
 
@@ -82,7 +83,7 @@ def replicas(program, cluster, request):
                     m = next(fresh)
                     return (sum(tf.reduce_sum(tf.square(value - m)) / 2 for value in values),
                             tf.constant(0.))
-                return seam.Problem(loss_at, variables)
+                return Problem(loss_at, variables)
 
             teams = [ms] if mode == 'sync' else [[m] for m in ms]
             return list(map(of_team, teams)), len(ms)

@@ -13,7 +13,7 @@ import numpy as np
 from processes import KEEPS, RESUMES, SENDS, TEST
 import pytest
 import tensorflow.compat.v1 as tf
-from tfdist import seam
+from tfdist.toy import Problem
 
 FOLDER = 'Parameter-Placement'
 STRATEGIES = ['round_robin', 'greedy', 'partitioned', 'fused']
@@ -132,7 +132,7 @@ def test_each_step_is_sgd(program, cluster, strategy):
             assert [value.shape for value in whole] == list(initial.values())
             return tf.add_n([tf.reduce_sum(v ** 2) / 2 for v in whole]), tf.constant(0.)
 
-        scheme = program.Scheme(seam.Problem(loss_at, placement.variables), step, flags.FLAGS, 0, 1)
+        scheme = program.Scheme(Problem(loss_at, placement.variables), step, flags.FLAGS, 0, 1)
         initialize = tf.global_variables_initializer()
     with tf.Session(cluster.servers['worker', 0].target, graph=graph,
                     config=cluster.config(0)) as session:

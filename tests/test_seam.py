@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from tfdist import liveness, problem, seam
+from tfdist.toy import Problem
 from tfdist.seam import feed
 
 FOLDERS = sorted(path.parent.name for path in ROOT.glob('*/worker.py')
@@ -92,7 +93,7 @@ class Player:
                 for i, value in enumerate(start)]
             self._played = tf.placeholder_with_default(tf.constant(ms[0], tf.float32), [])
             self.schemes = [
-                program.Scheme(seam.Problem(functools.partial(self._loss_at, m), self.variables),
+                program.Scheme(Problem(functools.partial(self._loss_at, m), self.variables),
                                global_step, hparams, i, len(ms))
                 for i, m in enumerate([self._played, *ms[1:num_schemes]])]
             self.scheme = self.schemes[0]

@@ -4,7 +4,8 @@ import copy
 import sys
 import time
 
-from tfdist import averages, collecting, exchange, inventory, stand_ins, state, tables, transfer
+from tfdist import (averages, collecting, exchange, inventory, local_rules, stand_ins, state,
+                    tables, transfer)
 from tfdist.quiet import tf
 
 
@@ -193,6 +194,15 @@ class Network:
         if values is None and self.averages:
             values = self.averages.values()
         return self._build(batch, False, self._stand_ins(values or []))
+
+    def local_rule(self, learning_rate):
+        """Returns a `local_rules.Sgd`, or the model's own rule, for steps on the worker.
+
+        What it keeps is made on the device of the scope.
+        """
+        rule = self._model.local_rule(learning_rate) or local_rules.Sgd(learning_rate)
+        rule.begin(self.variables)
+        return rule
 
     def optimizer(self, learning_rate, otherwise=tf.train.GradientDescentOptimizer, **kwargs):
         """Returns a `tf.train.Optimizer` for the ps.

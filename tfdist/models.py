@@ -13,6 +13,8 @@ At will:
     defaults of the flags are made of. The digits have 0.1.
   optimizer(learning_rate): `tf.train.Optimizer`, with its schedule and its clipping, for the
     schemes in which the ps makes the step.
+  local_rule(learning_rate): one of `local_rules`, for the schemes with windows of local steps; by
+    default plain SGD.
   MOVING_AVERAGE_DECAY: what moving averages of the parameters keep in a step: the test uses them.
 
 An older form is understood, too, for batches that are tuples:
@@ -38,7 +40,7 @@ class Model:
 
     Attributes:
       name: string, the module's.
-      left_out: string, what it has and nobody has asked for so far; or None.
+      left_out: set of strings, functions at will that it has, and nobody has asked for so far.
     """
 
     def __init__(self, module):
@@ -54,8 +56,7 @@ class Model:
             if not any(hasattr(module, name) for name in either):
                 sys.exit(f'{module.__file__} has no function {" or ".join(either)}.')
         self.train_batches = module.train_batches
-        self.left_out = ('the optimizer of the model is not used: the rule of this scheme is SGD '
-                         'of its own' if hasattr(module, 'optimizer') else None)
+        self.left_out = {name for name in ('optimizer', 'local_rule') if hasattr(module, name)}
 
     def __getattr__(self, name):
         """Returns what else the module has."""
@@ -83,10 +84,18 @@ class Model:
             return self._module.test_batches(batch_size)
         return tf.data.Dataset.from_tensors(self._module.test_set())
 
+    def local_rule(self, learning_rate):
+        """See the module; None if it has none."""
+        return self._make('local_rule', learning_rate)
+
     def optimizer(self, learning_rate):
         """See the module; None if it has none."""
-        self.left_out = None
-        make = getattr(self._module, 'optimizer', None)
+        return self._make('optimizer', learning_rate)
+
+    def _make(self, name, learning_rate):
+        """Returns what a function at will returns; None if there is none."""
+        self.left_out.discard(name)
+        make = getattr(self._module, name, None)
         return make and make(learning_rate)
 
 
@@ -96,8 +105,8 @@ def suggested(name):
 
 
 def left_out():
-    """Returns a list of strings: what the model that was loaded has, and nobody asked for."""
-    return [model.left_out for model in _LOADED[-1:] if model.left_out]
+    """Returns a set of strings: functions that the model has, and that nobody asked for."""
+    return _LOADED[-1].left_out if _LOADED else set()
 
 
 def _is_pair(value):

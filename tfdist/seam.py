@@ -71,7 +71,7 @@ class Seam:
         """Makes the ops.
 
         Args:
-          network: `building.Network` or `Problem`, what is trained.
+          network: `building.Network` or `toy.Problem`, what is trained.
           global_step: integer `tf.Variable`, counts updates of the center.
           hparams: object with the scheme's hyperparameters as attributes, named as its flags.
           task_index: int, which worker this is.
@@ -101,31 +101,3 @@ class Seam:
 
     def wait(self):
         """Returns when this worker may begin its next run: at once, where nothing holds it."""
-
-
-class Problem:
-    """What a scheme trains, made of a function: without a model and without data.
-
-    Attributes:
-      variables: list of `tf.Variable`, the center.
-      state, averages: None, see `building.Network`.
-    """
-
-    state = averages = None
-
-    def __init__(self, loss_at, variables):
-        """Takes a function of the variables' values that returns loss and accuracy, and these."""
-        self._loss_at, self.variables = loss_at, variables
-
-    def gradients_at(self, values):
-        """Returns the gradients of the loss, and the figures; see `building.Network`."""
-        loss, accuracy = self._loss_at(values)
-        gradients = map(tf.convert_to_tensor, tf.gradients(loss, values))
-        return list(gradients), {'loss': loss, 'accuracy': accuracy}
-
-    def finish(self):
-        """Is called after the last gradients, see `building.Network`."""
-
-    def optimizer(self, learning_rate, otherwise=tf.train.GradientDescentOptimizer, **kwargs):
-        """Returns an optimizer of class `otherwise`, see `building.Network`."""
-        return otherwise(learning_rate, **kwargs)
