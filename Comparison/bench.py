@@ -29,6 +29,7 @@ from runs import ROOT, Run, TIME_LIMIT
 RATE = 'steps/s in all'
 BARE = 'bare limit, ' + RATE
 STEPS = 'steps/s'
+SENT = 'kB that a worker sends and gets in a push'
 HOTTEST = 'bytes that the busiest ps sends in a step'
 
 
@@ -224,10 +225,25 @@ def table(folder, rows, local_steps, *flags, parts=1, window=1):
         for path in os.listdir(notes):
             with open(os.path.join(notes, path), encoding='utf-8') as file:
                 sent.append(json.load(file)['bytes'])
-    return {RATE: run.figures()['local steps/s'], 'kB that a worker sends and gets in a push':
-            statistics.mean(sent) / 1e3,
+    with multiprocessing.get_context('spawn').Pool(1) as pool:
+        asked_for = pool.apply_async(_bytes_of_rows, (flags, window)).get(TIME_LIMIT)
+    return {RATE: run.figures()['local steps/s'], SENT: statistics.mean(sent) / 1e3,
+            'bytes, in those of the rows': statistics.mean(sent) / asked_for,
             'peak memory of a worker, MB': run.peaks['worker.py'] / 1e6,
             'peak memory of a ps, MB': run.peaks['ps.py'] / 1e6}
+
+
+def _bytes_of_rows(flags, window):
+    """Returns how many bytes the rows have that the clicks of a window ask for, each row once."""
+    from tfdist.quiet import tf
+    from tfdist.gallery import clicks
+    clicks.FLAGS(['bytes_of_rows', *(flag for flag in flags if flag.startswith('--clicks'))])
+    drawn = clicks.train_batches(64, window)
+    with tf.Session() as session:
+        session.run(tf.tables_initializer())
+        counts = [len(np.unique([batch['ids'] for batch in session.run(drawn)]))
+                  for _ in range(20)]
+    return statistics.mean(counts) * 4 * (clicks.FLAGS.clicks_dimension + 1)
 
 
 def resnet(folder, local_steps, threads=1, **env):

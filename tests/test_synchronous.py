@@ -10,6 +10,7 @@ import types
 
 import pytest
 import tensorflow.compat.v1 as tf
+from tfdist.toy import Problem
 from tfdist import warmup
 
 HPARAMS = {
@@ -256,7 +257,7 @@ def test_accepted_and_dropped_are_all_that_was_sent(fed):
 
 def test_an_optimizer_with_variables_of_its_own(workers, monkeypatch):
     """They are shared by all workers, as the center is. Adam's first steps are of its rate."""
-    monkeypatch.setattr(tf.train, 'GradientDescentOptimizer', tf.train.AdamOptimizer)
+    monkeypatch.setattr(Problem, 'optimizer', lambda _, rate: tf.train.AdamOptimizer(rate))
     made = workers('Synchronous-SGD', steps=2, learning_rate=0.5)
     names = []
     for worker in made:
