@@ -8,8 +8,8 @@ Distributed-Setup is the same with the variables on a parameter server.
 import time
 
 from absl import flags
-from tfdist import (building, checkpoints, console, evaluation, exchange, models, report, seam,
-                    sessions, training_flags)
+from tfdist import (building, checkpoints, console, evaluation, models, report, seam, sessions,
+                    tables, training_flags)
 from tfdist.quiet import tf
 
 model = models.load()
@@ -25,12 +25,12 @@ class Scheme(seam.Seam):
 
     def make(self, network, global_step, hparams, task_index, num_workers):
         variables = network.variables
-        self.pull = exchange.pull(variables, global_step)
+        self.pull = [global_step.read_value()] + [variable.read_value() for variable in variables]
         self.pushed, self.computed = network.gradients_at(self.pull[1:])
-        optimizer = network.optimizer(hparams.learning_rate)
-        push = exchange.apply(optimizer, self.pushed, variables, global_step)
-        with tf.control_dependencies([push]):
-            self.push = {'global_step': exchange.count(global_step, self.pull[0])['global_step']}
+        update = network.optimizer(hparams.learning_rate).apply_gradients(
+            tables.of_optimizer(self.pushed, variables), global_step)
+        with tf.control_dependencies([update]):
+            self.push = {'global_step': global_step.read_value()}
 
 
 def main(_):

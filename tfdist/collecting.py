@@ -35,11 +35,13 @@ def call(model, batch, training):
         sys.exit(f"The model's loss has to be one number: it is of shape {loss.shape} and "
                  f'{loss.dtype.name}.')
     known = graphs.ancestors([loss])
-    loss = tf.add_n([loss] + [
-        term for term in graph.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)
-        if term.op not in known])
-    if training:
-        with tf.control_dependencies(graph.get_collection(tf.GraphKeys.UPDATE_OPS)):
+    terms = [term for term in graph.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)
+             if term.op not in known]
+    updates = graph.get_collection(tf.GraphKeys.UPDATE_OPS)
+    if terms:  # each op takes its time, in a step of a small network
+        loss = tf.add_n([loss, *terms])
+    if training and updates:
+        with tf.control_dependencies(updates):
             loss = tf.identity(loss)
     for name, elements in outside.items():
         graph.get_collection_ref(name)[:] = elements
