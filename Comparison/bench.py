@@ -331,6 +331,15 @@ TARGETS = {
     'Multiple-GPUs-Single-Machine, threads, two, in what one does': '>= 1.3',
     'Distributed-MNIST, input alone, in what all workers consume': '>= 5',
     'Parameter-Placement, uneven, greedy, ' + HOTTEST: '<= 0.6 of that with round_robin',
+    'HogWild, clicks, 1000000 rows, ' + RATE: '>= 280, and 0.9 of those with 10000',
+    'AGN, clicks, 1000000 rows, ' + RATE: '>= 900',
+    **{f'{folder}, clicks, 1000000 rows, bytes for the tables, in those of the rows': '<= 3'
+       for folder in ('HogWild', 'Synchronous-SGD', 'AGN')},
+    'HogWild, clicks, 10000000 rows of 16 over 2 ps, peak memory of a worker, MB':
+        '<= 1.1 of that with 10000',
+    **{f'ResNet, {folder}, 2 workers of 1 thread, images/s':
+       '>= 1.8 of one process with 1 thread, > 1 of one with 2'
+       for folder in ('HogWild', 'Synchronous-SGD', 'Ring-AllReduce')},
 }
 
 
