@@ -11,7 +11,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 import test_gallery_cifar10
 from test_seam import CASES, defaults
-from tfdist import building, evaluation, models, seam
+from tfdist import building, evaluation, exchange, models, seam, tables
 
 NAMES = sorted(path.stem for path in (ROOT / 'tfdist' / 'gallery').glob('[!_]*.py'))
 BATCH = 8
@@ -100,3 +100,33 @@ def test_a_model_that_is_not_there(programs):
     run = programs.run_sh('HogWild', '--model=resnets')
     run.fails('--model=resnets: the gallery has cifar10, clicks, feature_columns, keras_layers, ',
               lines=range(1, 3))
+
+
+@pytest.mark.parametrize('model', [
+    name if name in ('clicks', 'lstm') else pytest.param(name, marks=pytest.mark.thorough)
+    for name in NAMES], indirect=True)
+def test_gradients_on_values_are_those_of_plain_tensorflow(model, monkeypatch):
+    """On one batch, without dropout, whose draws would differ."""
+    monkeypatch.setattr(tf.layers, 'dropout', lambda units, *_, **__: units)
+    monkeypatch.setattr(tf.keras.layers, 'Dropout',
+                        lambda _: tf.keras.layers.Lambda(lambda units: units))
+    # On variables that are there already, tf.layers leaves regularizers out.
+    monkeypatch.setattr(model._module, 'WEIGHT_DECAY', 0., raising=False)
+    drawn = model.train_batches(BATCH, 1)
+    network = building.Network(model, drawn)
+    gradients, figures = network.gradients_at(list(map(exchange.read, network.variables)))
+    network.finish()
+    loss, _ = network._build(drawn[0], True, {})  # on the variables themselves
+    expected = []
+    for variable in network.variables:
+        gradient, = tf.gradients(loss, [getattr(variable, 'table', variable)])
+        expected.append(tf.gather(gradient, variable.ids) if isinstance(variable, tables.Rows)
+                        else tf.convert_to_tensor(gradient))
+    with tf.Session() as session:
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        session.run(tf.tables_initializer())
+        ours, plain, said, same = session.run([gradients, expected, figures['loss'], loss])
+    assert said == pytest.approx(same, rel=1e-6)
+    for value, other in zip(ours, plain):
+        np.testing.assert_allclose(value, other, atol=1e-6, rtol=1e-5)
+        assert value.any()

@@ -11,7 +11,7 @@ _COLLECTIONS = (tf.GraphKeys.REGULARIZATION_LOSSES, tf.GraphKeys.LOSSES, tf.Grap
 def call(model, batch, training):
     """Calls the function.
 
-    Terms of regularizers become a part of the loss, unless it has them already. When training,
+    When training, terms of regularizers become a part of the loss, unless it has them already, and
     updates run with it. Those of variables that the model assigns to are in its state besides.
 
     Args:
@@ -38,7 +38,7 @@ def call(model, batch, training):
     terms = [term for term in graph.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)
              if term.op not in known]
     updates = graph.get_collection(tf.GraphKeys.UPDATE_OPS)
-    if terms:  # each op takes its time, in a step of a small network
+    if training and terms:  # each op takes its time, in a step of a small network
         loss = tf.add_n([loss, *terms])
     if training and updates:
         with tf.control_dependencies(updates):
