@@ -25,7 +25,7 @@ from tfdist.quiet import tf
 
 model = models.load()
 FLAGS = flags.FLAGS
-training_flags.define(train_steps=500, learning_rate=0.1, local_steps=10)
+training_flags.define(train_steps=500, learning_rate=0.1)
 flags.DEFINE_integer('n_fetch', 10, 'local steps between two pulls', lower_bound=1)
 flags.DEFINE_integer('n_push', 10, 'local steps between two pushes', lower_bound=1)
 flags.DEFINE_float('server_learning_rate', 0.05, "step size of the ps's Adagrad", lower_bound=0)

@@ -7,14 +7,15 @@ from absl import flags
 from tfdist import models
 
 FLAGS = flags.FLAGS
-_OF_THE_DIGITS = 0.1  # their learning rate in plain SGD
+_LEARNING_RATE, _STEPS = 0.1, 3000  # of the digits in plain SGD
 
 
 def define(train_steps, learning_rate, communication_window=None, counted='updates of the center, '
-           'by all workers', straggler=True, local_steps=None, of_sgd=True):
+           'by all workers', straggler=True, of_sgd=True):
     """Defines the flags. A program calls it once, when its model is loaded, before it parses them.
 
-    A model may suggest other defaults, see `models`.
+    A model may suggest other defaults, see `models`: to those of a folder they are in the same ratio
+    as to those of plain SGD.
 
     Args:
       train_steps: int, default of --train_steps for the digits.
@@ -22,14 +23,12 @@ def define(train_steps, learning_rate, communication_window=None, counted='updat
       communication_window: int, default of --communication_window; None: there is no such flag.
       counted: string, what --train_steps counts.
       straggler: bool, whether there is a flag --straggler.
-      local_steps: int, to how many local steps an update comes by default; None: to the window.
       of_sgd: bool, whether the learning rate is one of SGD.
     """
     if models.suggested('LOCAL_STEPS'):
-        each = local_steps or communication_window or 1
-        train_steps = math.ceil(models.suggested('LOCAL_STEPS') / each)
+        train_steps = math.ceil(train_steps * models.suggested('LOCAL_STEPS') / _STEPS)
     if models.suggested('LEARNING_RATE') and of_sgd:
-        learning_rate *= models.suggested('LEARNING_RATE') / _OF_THE_DIGITS
+        learning_rate *= models.suggested('LEARNING_RATE') / _LEARNING_RATE
     flags.DEFINE_integer('train_steps', train_steps, counted, lower_bound=1)
     flags.DEFINE_integer('batch_size', 32, 'examples in the batch of a local step', lower_bound=1)
     flags.DEFINE_float('learning_rate', learning_rate, 'step size', lower_bound=0)
