@@ -14,8 +14,8 @@ def define(train_steps, learning_rate, communication_window=None, counted='updat
            'by all workers', straggler=True, of_sgd=True):
     """Defines the flags. A program calls it once, when its model is loaded, before it parses them.
 
-    A model may suggest other defaults, see `models`: to those of a folder they are in the same ratio
-    as to those of plain SGD.
+    A model may suggest others, see `models`: what it suggests is to the default as what plain SGD
+    takes for it is to what it takes for the digits.
 
     Args:
       train_steps: int, default of --train_steps for the digits.
