@@ -56,6 +56,8 @@ def main(_):
         sys.exit('evaluator: give the --model_dir of a run.')
     checkpoints.check_model_dir(FLAGS.model_dir)
     global_step = tf.train.get_or_create_global_step()
+    FLAGS.eval_every_secs = 0  # that is for the chief; here each checkpoint is tested
+    FLAGS.stop_after_evals_without_gain = 0
     test = evaluation.Test(model, functools.partial(model.loss_and_metrics, training=False))
     saver = checkpoints.Saver(None)
     writer = tf.summary.FileWriter(os.path.join(FLAGS.model_dir, 'evaluator'))
@@ -71,7 +73,7 @@ def main(_):
             writer.flush()
             words = ', '.join(f'{name} {figures[name]:.3f}' for name in reversed(list(figures)))
             console.say('evaluator', f'checkpoint at step {step}, {words}')
-            if step >= FLAGS.train_steps:
+            if step >= evaluation.last_step():
                 if hasattr(model, 'logits'):
                     directory = export(checkpoint, step, os.path.join(FLAGS.model_dir, 'export'))
                     console.say('evaluator', f'exported to {directory}')

@@ -1,6 +1,7 @@
 """The gallery: each model in each scheme trains all that it has, and is tested."""
 
 import importlib
+import sys
 import types
 
 from absl import flags
@@ -130,3 +131,12 @@ def test_gradients_on_values_are_those_of_plain_tensorflow(model, monkeypatch):
     for value, other in zip(ours, plain):
         np.testing.assert_allclose(value, other, atol=1e-6, rtol=1e-5)
         assert value.any()
+
+
+@pytest.mark.parametrize('words', [['--model=keras_layers'], ['--model', 'keras_layers'],
+                                   ['-model=keras_layers', '--seed=2']])
+def test_the_flag_in_each_form(monkeypatch, words):
+    monkeypatch.setattr(sys, 'argv', ['worker.py', '--train_steps=7', *words])
+    monkeypatch.setattr(models, '_LOADED', [])
+    assert models.load().name == 'keras_layers'
+    assert models.suggested('LOCAL_STEPS') == 500 and models.suggested('OTHER') is None

@@ -27,6 +27,7 @@ ENDLESS = ['--train_steps=10000000', '--log_every_n_steps=10000000', '--eval_eve
     pytest.param('In-Graph-Replication', [], {}, marks=pytest.mark.thorough),
     pytest.param('In-Graph-Replication', ['--mode=async'], {}, marks=pytest.mark.thorough),
     pytest.param('Non-Distributed-Setup', [], {}, marks=pytest.mark.thorough),
+    pytest.param('Distributed-MNIST', [], {}, marks=pytest.mark.thorough),
     pytest.param('Multiple-GPUs-Single-Machine', [], {'MODE': 'towers'},
                  marks=pytest.mark.thorough),
     pytest.param('Multiple-GPUs-Single-Machine', [], {'MODE': 'threads'},

@@ -91,9 +91,23 @@ class Test:
         progress.test(figures, at_the_end=False)
         without_gain = self._best.compare(session, figures)
         if without_gain and without_gain == FLAGS.stop_after_evals_without_gain:
-            progress.say(f'{without_gain} tests without gain, all stop at step '
-                         f'{self._board.write(session)}')
+            last_step = self._board.write(session)
+            progress.say(f'{without_gain} tests without gain, all stop at step {last_step}')
+            self._best.is_last(last_step)
         self._last = time.monotonic()
+
+
+def _last_step_file():
+    return os.path.join(FLAGS.model_dir, 'last_step')
+
+
+def last_step():
+    """Returns the step at which the run in --model_dir ends, an int, as far as is known now."""
+    try:
+        with open(_last_step_file(), encoding='utf-8') as file:
+            return min(int(file.read() or FLAGS.train_steps), FLAGS.train_steps)
+    except OSError:
+        return FLAGS.train_steps
 
 
 class _Best:
@@ -105,11 +119,19 @@ class _Best:
         self._without_gain, self._figures = 0, None
         self._directory = FLAGS.model_dir and os.path.join(FLAGS.model_dir, 'best')
         if self._directory:
+            if os.path.exists(_last_step_file()):  # of an earlier run, which this one resumes
+                os.remove(_last_step_file())
             self._saver = checkpoints.Saver(None, sharded=True, max_to_keep=1)
             self._path = os.path.join(self._directory, 'figures.json')
             if os.path.exists(self._path):
                 with open(self._path, encoding='utf-8') as file:
                     self._figures = json.load(file)
+
+    def is_last(self, step):
+        """Writes into a file of --model_dir that the run ends at a step; an evaluator reads it."""
+        if self._directory:
+            with open(_last_step_file(), 'w', encoding='utf-8') as file:
+                file.write(str(step))
 
     def compare(self, session, figures):
         """Keeps the parameters if `figures` are the best; returns how many tests were no better."""

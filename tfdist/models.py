@@ -122,8 +122,9 @@ def load():
     Raises:
       SystemExit: if there is none of that name.
     """
-    name = next((argument.partition('=')[2] for argument in sys.argv
-                 if argument.lstrip('-').startswith('model=')), None)
+    words = [word.lstrip('-') for word in sys.argv]
+    name = next((word.partition('=')[2] or following for word, following in
+                 zip(words, [*words[1:], '']) if word.partition('=')[0] == 'model'), None)
     try:
         module = importlib.import_module(f'tfdist.gallery.{name}' if name else 'model')
     except ModuleNotFoundError as error:
