@@ -249,7 +249,7 @@ def expected(function):
 
 @pytest.mark.usefixtures('here')
 @pytest.mark.parametrize('folder', [
-    folder if folder in ('DOWNPOUR-Easy', 'Synchronous-SGD') else
+    folder if folder == 'DOWNPOUR-Easy' else
     pytest.param(folder, marks=pytest.mark.thorough) for folder in sorted(SERIAL)])
 @pytest.mark.parametrize('function', MODELS, ids=lambda function: function.__name__)
 def test_with_one_worker_it_is_plain_tensorflow(function, folder):
@@ -523,7 +523,9 @@ def test_the_optimizer_of_the_model(folder):
 
 
 @pytest.mark.usefixtures('here')
-@pytest.mark.parametrize('folder', ['DOWNPOUR-Easy', 'DynSGD', 'Local-SGD'])
+@pytest.mark.parametrize('folder', [
+    'Local-SGD', *(pytest.param(folder, marks=pytest.mark.thorough)
+                   for folder in ('DOWNPOUR-Easy', 'DynSGD'))])
 @pytest.mark.parametrize('rule, optimizer', [
     (local_rules.Momentum, lambda rate: tf.train.MomentumOptimizer(rate, 0.9)),
     (local_rules.Adam, tf.train.AdamOptimizer)], ids=['Momentum', 'Adam'])
