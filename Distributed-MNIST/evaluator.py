@@ -56,8 +56,8 @@ def main(_):
         sys.exit('evaluator: give the --model_dir of a run.')
     checkpoints.check_model_dir(FLAGS.model_dir)
     global_step = tf.train.get_or_create_global_step()
-    FLAGS.eval_every_secs = 0  # that is for the chief; here each checkpoint is tested
-    FLAGS.stop_after_evals_without_gain = 0
+    # These are for the chief; here each checkpoint is tested.
+    FLAGS.eval_every_secs = FLAGS.stop_after_evals_without_gain = 0
     test = evaluation.Test(model, functools.partial(model.loss_and_metrics, training=False))
     saver = checkpoints.Saver(None)
     writer = tf.summary.FileWriter(os.path.join(FLAGS.model_dir, 'evaluator'))
@@ -74,11 +74,10 @@ def main(_):
             words = ', '.join(f'{name} {figures[name]:.3f}' for name in reversed(list(figures)))
             console.say('evaluator', f'checkpoint at step {step}, {words}')
             if step >= evaluation.last_step():
-                if hasattr(model, 'logits'):
-                    directory = export(checkpoint, step, os.path.join(FLAGS.model_dir, 'export'))
-                    console.say('evaluator', f'exported to {directory}')
-                else:
-                    console.say('evaluator', f'exports nothing: {model.name} has no logits()')
+                directory = os.path.join(FLAGS.model_dir, 'export')
+                console.say('evaluator', f'exported to {export(checkpoint, step, directory)}'
+                            if hasattr(model, 'logits') else
+                            f'exports nothing: {model.name} has no logits()')
                 return
     sys.exit(f'evaluator: no new checkpoint in {FLAGS.model_dir} for {FLAGS.patience_secs:g} s. Is '
              'the chief, worker 0, running?')
