@@ -56,8 +56,7 @@ def main(_):
         sys.exit('evaluator: give the --model_dir of a run.')
     checkpoints.check_model_dir(FLAGS.model_dir)
     global_step = tf.train.get_or_create_global_step()
-    # These are for the chief; here each checkpoint is tested.
-    FLAGS.eval_every_secs = FLAGS.stop_after_evals_without_gain = 0
+    FLAGS.eval_every_secs = FLAGS.stop_after_evals_without_gain = 0  # here each one is tested
     test = evaluation.Test(model, functools.partial(model.loss_and_metrics, training=False))
     saver = checkpoints.Saver(None)
     writer = tf.summary.FileWriter(os.path.join(FLAGS.model_dir, 'evaluator'))
