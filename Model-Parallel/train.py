@@ -15,8 +15,8 @@ import sys
 import time
 
 from absl import flags
-from tfdist import (checkpoints, cluster, console, ending, evaluation, layers, liveness, models,
-                    report, sessions, traffic, training_flags)
+from tfdist import (building, checkpoints, cluster, console, ending, evaluation, layers, liveness,
+                    models, report, sessions, traffic, training_flags)
 from tfdist.quiet import tf
 
 import model
@@ -157,11 +157,7 @@ class Scheme:
         """
         # Colocated: else backward ops go where bare ones do, and activations travel there.
         self.gradients = tf.gradients(loss, variables, colocate_gradients_with_ops=True)
-        without = [variable.op.name for variable, gradient in zip(variables, self.gradients)
-                   if gradient is None]
-        if without:
-            sys.exit(f'The loss does not depend on the trainable {", ".join(without)}, or has no '
-                     'gradient there: make what it is with trainable=False, or leave it out.')
+        building.check_gradients(self.gradients, variables)
         self.optimizers, updates = {}, []
         for device in sorted({variable.device for variable in variables}):
             with tf.device(device):  # one for each, so that its step size need not travel

@@ -46,6 +46,25 @@ def forever(arrays, batch_size, count, shard=0, num_shards=1, seed=0):
     return in_pieces(next_of(dataset))
 
 
+def of_arrays(load):
+    """Makes the functions `train_batches` and `test_batches` of a model, see `models`.
+
+    Args:
+      load: function without arguments; it returns arrays to train on and to test on: images,
+        labels, images, labels.
+
+    Returns:
+      The two functions. Their batches are pairs of tensors, see `tensors`.
+    """
+    def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
+        return forever(load()[:2], batch_size, count, shard, num_shards, seed)
+
+    def test_batches(batch_size):
+        return tf.data.Dataset.from_tensor_slices(tensors(load()[2:])).batch(batch_size)
+
+    return train_batches, test_batches
+
+
 def shuffled(arrays, shard, num_shards, seed):
     """Returns one shard of arrays as an endless `tf.data.Dataset` of examples; see `forever`."""
     mine = [array[shard::num_shards] for array in arrays]

@@ -139,11 +139,7 @@ class Network:
         loss, metrics = self._build(batch, True, {**self._always, **self._stand_ins(values)})
         sources = values if sources is None else sources
         gradients = tf.gradients(loss, sources)
-        without = [variable.op.name for variable, gradient in zip(self.variables, gradients)
-                   if gradient is None]
-        if without:
-            sys.exit(f'The loss does not depend on the trainable {", ".join(without)}, or has no '
-                     'gradient there: make what it is with trainable=False, or leave it out.')
+        check_gradients(gradients, self.variables)
         figures = {'loss': tf.cast(loss, tf.float32)}
         figures.update((name, tf.cast(metric, tf.float32)) for name, metric in
                        metrics.items() if not isinstance(metric, tuple))
@@ -213,3 +209,12 @@ class Network:
           **kwargs: what this class takes besides.
         """
         return self._model.optimizer(learning_rate) or otherwise(learning_rate, **kwargs)
+
+
+def check_gradients(gradients, variables):
+    """Ends the program if one of the `gradients`, a list, is None; it names the variables."""
+    without = [variable.op.name for variable, gradient in zip(variables, gradients)
+               if gradient is None]
+    if without:
+        sys.exit(f'The loss does not depend on the trainable {", ".join(without)}, or has no '
+                 'gradient there: make what it is with trainable=False, or leave it out.')

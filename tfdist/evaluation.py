@@ -105,9 +105,16 @@ def last_step():
     """Returns the step at which the run in --model_dir ends, an int, as far as is known now."""
     try:
         with open(_last_step_file(), encoding='utf-8') as file:
-            return min(int(file.read() or FLAGS.train_steps), FLAGS.train_steps)
+            return min(int(file.read()), FLAGS.train_steps)
     except OSError:
         return FLAGS.train_steps
+
+
+def _write(path, text):
+    """Writes a file, which is then there as a whole or not at all."""
+    with open(f'{path}.part', 'w', encoding='utf-8') as file:
+        file.write(text)
+    os.replace(f'{path}.part', path)
 
 
 class _Best:
@@ -130,8 +137,7 @@ class _Best:
     def is_last(self, step):
         """Writes into a file of --model_dir that the run ends at a step; an evaluator reads it."""
         if self._directory:
-            with open(_last_step_file(), 'w', encoding='utf-8') as file:
-                file.write(str(step))
+            _write(_last_step_file(), str(step))
 
     def compare(self, session, figures):
         """Keeps the parameters if `figures` are the best; returns how many tests were no better."""
@@ -144,7 +150,5 @@ class _Best:
             os.makedirs(self._directory, exist_ok=True)
             self._saver.save(session, os.path.join(self._directory, 'model.ckpt'),
                              tf.train.get_global_step())
-            with open(f'{self._path}.part', 'w', encoding='utf-8') as file:
-                json.dump(figures, file)
-            os.replace(f'{self._path}.part', self._path)
+            _write(self._path, json.dumps(figures))
         return 0

@@ -7,15 +7,16 @@ from tfdist.quiet import tf
 
 
 class Sgd:
-    """x <- x - learning_rate * g.
-
-    Attributes:
-      own: list of `tf.Variable`, what the rule keeps from one run to the next.
-    """
+    """x <- x - learning_rate * g."""
 
     def __init__(self, learning_rate):
         """Takes a float or a float32 scalar tensor."""
-        self.own, self._learning_rate = [], learning_rate
+        self._slots, self._learning_rate = {}, learning_rate
+
+    @property
+    def own(self):
+        """List of `tf.Variable`, what the rule keeps from one run to the next."""
+        return sum(self._slots.values(), [])
 
     def begin(self, variables):
         """Is called once, where the worker keeps variables, with those that are trained."""
@@ -50,7 +51,6 @@ class _WithSlots(Sgd):
             for slot in self.SLOTS}
         self._now = {slot: [variable.read_value() for variable in of_slot]
                      for slot, of_slot in self._slots.items()}
-        self.own = sum(self._slots.values(), [])
 
     def keep(self):
         """See `Sgd`."""
@@ -92,7 +92,6 @@ class Adam(_WithSlots):
         super().begin(variables)
         self._slots['t'] = [exchange.own_variable(tf.zeros([]), 't')]
         self._now['t'] = [self._slots['t'][0].read_value()]
-        self.own = sum(self._slots.values(), [])
 
     def step(self, values, gradients):
         """See `Sgd`."""

@@ -25,21 +25,8 @@ def hidden_units():
     return [128] if FLAGS.dataset == 'digits' else [500, 500]
 
 
-def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
-    """Reads one shard of the training set for ever, shuffled anew in each epoch.
-
-    Args:
-      batch_size: int, examples in a batch.
-      count: int, how many batches each run of the graph takes.
-      shard: int, which shard: examples `shard`, `shard + num_shards`, ...
-      num_shards: int, how many shards there are, one for each worker.
-      seed: int, of the shuffle; the shard is mixed in.
-
-    Returns:
-      List of `count` batches, pairs of tensors: images [batch_size, pixels] float32 in [0, 1] and
-      labels [batch_size] int64.
-    """
-    return batches.forever(load()[:2], batch_size, count, shard, num_shards, seed)
+# Pairs of images [batch_size, pixels] float32 in [0, 1] and labels [batch_size] int64.
+train_batches, test_batches = batches.of_arrays(load)
 
 
 def test_set():

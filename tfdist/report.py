@@ -39,8 +39,8 @@ class Progress:
             FLAGS.model_dir if is_chief else os.path.join(FLAGS.model_dir, name.replace(' ', '-')))
         self._whole_run = _Period()
         self._line = _Period()
-        for name in sorted(models.left_out()) if is_chief else []:
-            self.say(f'{name} of the model is not used: this scheme has a rule of its own')
+        for function in sorted(models.left_out()) if is_chief else []:
+            self.say(f'{function} of the model is not used: this scheme has a rule of its own')
         how = 'starts' if is_chief or not global_step else 'joins'
         self.say(f'{how} at step {global_step} of {FLAGS.train_steps}, '
                  f'after {time.time() - quiet.START:.1f} s')

@@ -9,12 +9,7 @@ from tfdist import layers, problem
 import tensorflow.compat.v1 as tf
 
 LEARNING_RATE, LOCAL_STEPS = 0.1, 500  # of plain SGD: what the flags are by default
-train_batches = problem.train_batches
-
-
-def test_batches(batch_size):
-    """Returns the test set as a `tf.data.Dataset` of batches as from `train_batches`."""
-    return tf.data.Dataset.from_tensor_slices(problem.test_set()).batch(batch_size)
+train_batches, test_batches = problem.train_batches, problem.test_batches
 
 
 def loss_and_metrics(batch, training):

@@ -13,7 +13,6 @@ brings along: 4,000 to train on and 1,000 to test on.
 """
 
 import functools
-import os
 
 from tfdist import batches, datasets, layers
 import tensorflow.compat.v1 as tf
@@ -24,38 +23,8 @@ CHANNELS = [16, 32, 48]  # of the stages; each but the first halves the images' 
 WEIGHT_DECAY = 1e-4
 DROPOUT = 0.5  # the share of features that a step of training goes without
 MOMENTUM = 0.9  # of the moving averages: they settle in some dozens of steps
-
-
-def load():
-    """Returns the arrays to train on and to test on: images, labels, images, labels.
-
-    Images are [n, 784] from 0 to 1, 28x28 pixels by rows; labels [n].
-    """
-    directory = datasets.directory('mnist')
-    whole = os.path.exists(os.path.join(os.path.expanduser(directory), 'mnist.npz'))
-    return datasets.mnist(directory) if whole else datasets.mnist_5k()
-
-
-def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
-    """Reads one shard of the training set for ever, shuffled anew in each epoch.
-
-    Args:
-      batch_size: int, examples in a batch.
-      count: int, how many batches each run of the graph takes.
-      shard: int, which shard: examples `shard`, `shard + num_shards`, ...
-      num_shards: int, how many shards there are, one for each worker.
-      seed: int, of the shuffle; the shard is mixed in.
-
-    Returns:
-      List of `count` batches, pairs of tensors: images [batch_size, 784] float32 in [0, 1] and
-      labels [batch_size] int64.
-    """
-    return batches.forever(load()[:2], batch_size, count, shard, num_shards, seed)
-
-
-def test_batches(batch_size):
-    """Returns the test set as a `tf.data.Dataset` of batches as from `train_batches`."""
-    return tf.data.Dataset.from_tensor_slices(batches.tensors(load()[2:])).batch(batch_size)
+# Pairs of images [batch_size, 784] float32 in [0, 1] and labels [batch_size] int64.
+train_batches, test_batches = batches.of_arrays(datasets.mnist_at_hand)
 
 
 def penalty(kernel):
