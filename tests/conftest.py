@@ -67,6 +67,13 @@ def digits():
     return [batches.cast(array) for array in datasets.digits()]
 
 
+def evaluate(fetches):
+    """Returns the values of tensors in a session of their own."""
+    with tf.Session() as session:
+        session.run(tf.tables_initializer())  # these are the batches' iterators
+        return session.run(fetches)
+
+
 class Cluster:
     """Servers on loopback in this process; they live as long as it does."""
 

@@ -8,7 +8,7 @@ import threading
 
 from absl import flags
 from absl.testing import flagsaver
-from conftest import load_program, ROOT
+from conftest import evaluate, load_program, ROOT
 import numpy as np
 from processes import (BEGINS, checkpoints, DID, EVALUATED, EXPORTED, PREPARED, Programs, RESUMES,
                        STEP, Tasks, TEST, wait_until)
@@ -39,13 +39,6 @@ def prepared(program):
 
 # Records.
 
-def evaluate(*fetches):
-    """Returns the values of tensors in a session of their own."""
-    with tf.Session() as session:
-        session.run(tf.tables_initializer())  # these are the batches' iterators
-        return session.run(fetches)
-
-
 def positions(model, shard, num_shards, epochs=1, seed=0):
     """Returns which training examples a worker sees, in order: [epochs, examples of the shard]."""
     images, _ = sklearn.datasets.load_digits(return_X_y=True)
@@ -56,7 +49,7 @@ def positions(model, shard, num_shards, epochs=1, seed=0):
         count = epochs * 1500 // num_shards // BATCH
         batches = model.train_batches(BATCH, count, shard, num_shards, seed)
         seen = [position_of[np.round(image * 16).astype(int).tobytes()]
-                for batch, _ in evaluate(*batches) for image in batch]
+                for batch, _ in evaluate(batches) for image in batch]
     return np.reshape(seen, [epochs, -1])
 
 
@@ -97,7 +90,7 @@ def test_records_hold_the_images_and_their_labels(prepared):
         assert its_labels.shape == [32] and its_labels.dtype == tf.int64
     test = prepared.model.test_set()
     assert test[0].shape == [297, 64]
-    values = evaluate(*batches, test, test)
+    values = evaluate([*batches, test, test])
     assert (values[-1][0] == values[-2][0]).all(), 'it is the whole set each time'
     for batch, its_labels in values:
         assert 0 <= batch.min() < batch.max() <= 1
@@ -114,7 +107,7 @@ def test_mnist(program, tmp_path):
     np.savez(str(tmp_path / 'mnist.npz'), **arrays)
     FLAGS.dataset, FLAGS.data_dir = 'mnist', str(tmp_path)
     program.write(program.model.records_dir(), 3)
-    (images, labels), = evaluate(program.model.test_set())
+    images, labels = evaluate(program.model.test_set())
     assert images == pytest.approx(arrays['x_test'].reshape(8, 784) / 255.)
     assert labels.tolist() == arrays['y_test'].tolist()
     index = program.model.read_index()
@@ -329,7 +322,7 @@ def predictions_equal_the_evaluation(path, tested, records):
     model = load_program(FOLDER, 'prepare_data').model
     FLAGS(['', records])
     with tf.Graph().as_default():
-        (images, labels), = evaluate(model.test_set())
+        images, labels = evaluate(model.test_set())
     classes, probabilities = predict.Model(path)(images)
     assert np.mean(classes == labels) == pytest.approx(float(tested['accuracy']), abs=6e-4)
     losses = -np.log(probabilities[np.arange(len(labels)), labels])

@@ -4,7 +4,7 @@ import importlib
 
 from absl import flags
 from absl.testing import flagsaver
-from conftest import load_program
+from conftest import evaluate, load_program
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -46,13 +46,6 @@ def files(tmp_path):
 def images_of(rows):
     """Returns images [n, 32, 32, 3] uint8 from records."""
     return rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-
-
-def evaluate(fetches):
-    """Returns the values of tensors in a session of their own."""
-    with tf.Session() as session:
-        session.run(tf.tables_initializer())  # these are the batches' iterators
-        return session.run(fetches)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import os
 
 from absl import flags
 from absl.testing import flagsaver
+from conftest import evaluate
 import numpy as np
 import pytest
 import sklearn.metrics
@@ -40,13 +41,6 @@ def own(written, tmp_path):
         (tmp_path / path.name).symlink_to(path)
     FLAGS.data_dir = str(tmp_path)
     return tmp_path
-
-
-def evaluate(fetches):
-    """Returns the values of tensors in a session of their own."""
-    with tf.Session() as session:
-        session.run(tf.tables_initializer())  # these are the batches' iterators
-        return session.run(fetches)
 
 
 def people(names):

@@ -4,7 +4,7 @@ import importlib
 
 from absl import flags
 from absl.testing import flagsaver
-from conftest import digits
+from conftest import digits, evaluate
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -21,13 +21,6 @@ def fresh():
     with flagsaver.flagsaver(), tf.Graph().as_default():
         tf.set_random_seed(0)
         yield
-
-
-def evaluate(*fetches):
-    """Returns the values of tensors in a session of their own."""
-    with tf.Session() as session:
-        session.run(tf.tables_initializer())  # these are the batches' iterators
-        return session.run(fetches)
 
 
 def the_test(batch_size):
@@ -47,7 +40,7 @@ def seen(shard, num_shards, count=30, seed=0):
     """Returns the positions in the training set of the images of `count` batches of 25."""
     position_of = {image.tobytes(): i for i, image in enumerate(digits()[0])}
     with tf.Graph().as_default():
-        batches = evaluate(*model.train_batches(25, count, shard, num_shards, seed))
+        batches = evaluate(model.train_batches(25, count, shard, num_shards, seed))
     return [position_of[image.tobytes()] for images, _ in batches for image in images]
 
 
@@ -57,7 +50,7 @@ def test_batches_are_as_promised():
     for images, labels in batches:
         assert images.shape == [20, 64] and images.dtype == tf.float32
         assert labels.shape == [20] and labels.dtype == tf.int64
-    assert all(0 <= images.min() < images.max() <= 1 for images, _ in evaluate(*batches))
+    assert all(0 <= images.min() < images.max() <= 1 for images, _ in evaluate(batches))
 
 
 def test_shards_are_disjoint_and_complete():

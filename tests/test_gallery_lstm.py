@@ -4,6 +4,7 @@ import importlib
 
 from absl import flags
 from absl.testing import flagsaver
+from conftest import evaluate
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -35,13 +36,6 @@ def text(tmp_path):
     return tmp_path
 
 
-def evaluate(*fetches):
-    """Returns the values of tensors in a session of their own."""
-    with tf.Session() as session:
-        session.run(tf.tables_initializer())  # these are the batches' iterators
-        return session.run(fetches)
-
-
 def the_test(batch_size):
     """Returns all batches of the test, pairs of arrays."""
     iterator = tf.data.make_initializable_iterator(model.test_batches(batch_size))
@@ -59,7 +53,7 @@ def seen(shard, num_shards, epochs=1, seed=0):
     """Returns the windows that a worker sees, as strings in order."""
     count = epochs * WINDOWS // num_shards // 5
     with tf.Graph().as_default():
-        batches = evaluate(*model.train_batches(5, count, shard, num_shards, seed))
+        batches = evaluate(model.train_batches(5, count, shard, num_shards, seed))
     return [bytes(window.tolist()).decode() for characters, _ in batches for window in characters]
 
 
@@ -74,7 +68,7 @@ def test_batches_are_as_promised(text):
         assert [tensor.shape.as_list() for tensor in batch] == [[6, 50], [6, 50]]
         assert [tensor.dtype for tensor in batch] == [tf.int64, tf.int64]
     whole = training_text(text)
-    for characters, next_ones in evaluate(*batches):
+    for characters, next_ones in evaluate(batches):
         assert (characters[:, 1:] == next_ones[:, :-1]).all()
         for window in np.concatenate([characters, next_ones[:, -1:]], axis=1):
             assert bytes(window.tolist()).decode() in whole

@@ -6,6 +6,7 @@ import os
 
 from absl import flags
 from absl.testing import flagsaver
+from conftest import evaluate
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -34,13 +35,6 @@ def whole(tmp_path):
         arrays[f'y_{part}'] = random.randint(10, size=count).astype(np.uint8)
     np.savez(str(tmp_path / 'mnist.npz'), **arrays)
     return arrays
-
-
-def evaluate(fetches):
-    """Returns the values of tensors in a session of their own."""
-    with tf.Session() as session:
-        session.run(tf.tables_initializer())  # these are the batches' iterators
-        return session.run(fetches)
 
 
 def epochs(count, whole, shard, num_shards, seed=0):

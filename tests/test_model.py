@@ -2,7 +2,7 @@
 
 from absl import flags
 from absl.testing import flagsaver
-from conftest import digits, load_program
+from conftest import digits, evaluate, load_program
 import numpy as np
 import pytest
 import sklearn.datasets
@@ -35,13 +35,6 @@ def mnist(tmp_path):
     return arrays
 
 
-def evaluate(*fetches):
-    """Returns the values of tensors in a session of their own."""
-    with tf.Session() as session:
-        session.run(tf.tables_initializer())  # these are the batches' iterators
-        return session.run(fetches)
-
-
 def positions(shard, num_shards, epochs=1, seed=0):
     """Returns which examples of the training set a worker sees, in order: [epochs, examples]."""
     images, _, _, _ = digits()
@@ -50,7 +43,7 @@ def positions(shard, num_shards, epochs=1, seed=0):
     with tf.Graph().as_default():
         count = epochs * len(images) // num_shards // BATCH
         batches = model.train_batches(BATCH, count, shard, num_shards, seed)
-        seen = [position_of[image.tobytes()] for batch, _ in evaluate(*batches) for image in batch]
+        seen = [position_of[image.tobytes()] for batch, _ in evaluate(batches) for image in batch]
     return np.reshape(seen, [epochs, -1])
 
 
@@ -81,7 +74,7 @@ def test_workers_have_different_orders():
 def test_labels_belong_to_their_images():
     images, labels, _, _ = digits()
     label_of = {image.tobytes(): label for image, label in zip(images, labels)}
-    for batch, its_labels in evaluate(*model.train_batches(32, 3, shard=1, num_shards=2)):
+    for batch, its_labels in evaluate(model.train_batches(32, 3, shard=1, num_shards=2)):
         assert [label_of[image.tobytes()] for image in batch] == list(its_labels)
 
 
@@ -92,7 +85,7 @@ def test_batches_are_as_promised(count):
     for images, labels in batches:
         assert images.shape == [20, 64] and images.dtype == tf.float32
         assert labels.shape == [20] and labels.dtype == tf.int64
-    values = evaluate(*batches)
+    values = evaluate(batches)
     assert all(0 <= images.min() < images.max() <= 1 for images, _ in values)
     assert {label for _, labels in values for label in labels} <= set(range(10))
 
@@ -100,7 +93,7 @@ def test_batches_are_as_promised(count):
 def test_test_set_is_whole_and_of_new_images():
     images, labels = model.test_set()
     assert images.shape == [297, 64] and labels.shape == [297]
-    (images, labels), = evaluate((images, labels))
+    images, labels = evaluate((images, labels))
     assert images.dtype == np.float32 and labels.dtype == np.int64
     known = {image.tobytes() for image in digits()[0]}
     assert not known & {image.tobytes() for image in images}
@@ -117,7 +110,7 @@ def test_digits_are_those_of_scikit_learn():
 
 def test_mnist_is_read_from_data_dir(mnist):
     images, labels = model.test_set()
-    (images, labels), = evaluate((images, labels))
+    images, labels = evaluate((images, labels))
     assert images.tolist() == (mnist['x_test'].reshape(8, 784) / 255).astype(np.float32).tolist()
     assert labels.tolist() == mnist['y_test'].tolist()
     (batch, _), = model.train_batches(40, 1)
