@@ -15,7 +15,7 @@ TIME_LIMIT = 120  # seconds for one run
 # A shell may have set these, and run.sh reads them.
 FOREIGN = {'PS', 'WORKERS', 'PORT', 'LOCAL_ONLY', 'MODE', 'TF_CONFIG'}
 DID = re.compile(r'[\w ]+: did (\d+) local steps, (?:staleness ([\d.]+) \(max (\d+)\), )?'
-                 r'(?:.*, )?(\d+) steps/s')
+                 r'(?:.*, )?([\d.]+) steps/s')
 # The first metric of the test, which mostly is the accuracy.
 TEST = re.compile(r'test \w+ ([\d.]+)(?:, \w+ [\d.]+)* after (\d+) steps, ([\d.]+) s')
 
@@ -90,8 +90,8 @@ class Run:
         """
         done = [match.groups() for match in (DID.fullmatch(line) for _, line in self.lines)
                 if match]
-        worked = [(int(steps), staleness, most, int(rate)) for steps, staleness, most, rate in done
-                  if int(rate)]  # one that came too late did nothing
+        worked = [(int(steps), staleness, most, float(rate)) for steps, staleness, most, rate in done
+                  if float(rate)]  # one that came too late did nothing
         steps = sum(row[0] for row in worked)
         _, test = self.find(TEST)
         found = {'local steps': steps,

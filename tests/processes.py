@@ -31,12 +31,13 @@ _FOREIGN = {'PS', 'WORKERS', 'PORT', 'LOCAL_ONLY', 'MODE', 'PYTHON', 'TF_CONFIG'
 
 # The lines of a good run.
 _FIGURE = r'[a-z][\w/ ]* -?[\d.]+(?:e[+-]\d+)?(?: \(max -?[\d.]+\))?'
+_RATE = r'[\d.]+ steps/s'
 NAME = r'(?P<name>train|towers|threads|worker \d+)'
 BEGINS = re.compile(NAME + r': (?:starts|joins) at step (?P<step>\d+) of \d+, after \d+\.\d s')
 RESUMES = re.compile(NAME + r': resumes from (?P<path>.+-(?P<step>\d+))')
 STEP = re.compile(NAME + r': step (?P<step>\d+) of \d+, loss (?P<loss>\d+\.\d{3}), '
-                  rf'accuracy (?P<accuracy>[01]\.\d{{3}})(?:, {_FIGURE})*, \d+ steps/s')
-DID = re.compile(NAME + rf': did (?P<local_steps>\d+) local steps(?:, {_FIGURE})*, \d+ steps/s')
+                  rf'accuracy (?P<accuracy>[01]\.\d{{3}})(?:, {_FIGURE})*, {_RATE}')
+DID = re.compile(NAME + rf': did (?P<local_steps>\d+) local steps(?:, {_FIGURE})*, {_RATE}')
 TEST = re.compile(NAME + r': test \w+ (?P<accuracy>[01]\.\d{3})(?:, \w+ \d+\.\d{3})* after '
                   r'(?P<step>\d+) steps, '
                   r'\d+\.\d s')

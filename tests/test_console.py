@@ -85,6 +85,15 @@ def test_windows_of_local_steps(clock, capsys):
         'worker 0: did 8 local steps, 2 steps/s']
 
 
+@pytest.mark.parametrize('seconds, rate', [(0.0625, '128'), (0.25, '32'), (3, '2.67'),
+                                           (100, '0.08'), (30000, '0.000267')])
+def test_the_rate_of_slow_models_is_told(clock, capsys, seconds, rate):
+    progress = report.Progress('worker 0', 0)
+    clock.now += seconds
+    progress.add(result(1, 1), local_steps=8)
+    assert capsys.readouterr().out.endswith(f', {rate} steps/s\n')
+
+
 def test_a_run_may_bring_several_figures(clock, capsys):
     """Such as the staleness of each gradient in an update."""
     clock.now += 1
@@ -111,7 +120,7 @@ def test_dropped_updates_are_counted(clock, capsys):
     progress.done()
     assert capsys.readouterr().out.splitlines()[1:] == [
         'worker 1: step 3 of 100, loss 1.000, accuracy 1.000, accepted 3, dropped 1, 4 steps/s',
-        'worker 1: did 5 local steps, accepted 3, dropped 2, 2 steps/s']
+        'worker 1: did 5 local steps, accepted 3, dropped 2, 2.5 steps/s']
 
 
 @pytest.mark.parametrize('loss', ['nan', 'inf', '-inf'])

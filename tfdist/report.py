@@ -147,11 +147,13 @@ class _Period:
 
     def words(self, without=()):
         """Returns the means as a string for the reader; of some figures the maximum or the sum."""
+        means = self.means()
+        precision = '.0f' if means['steps/s'] >= 100 else '.3g'
         forms = {'staleness': 'staleness {mean:.1f} (max {maximum:.0f})',
                  'dropped': 'accepted {rest:.0f}, dropped {total:.0f}',
-                 'steps/s': '{mean:.0f} steps/s'}
+                 'steps/s': f'{{mean:{precision}}} steps/s'}
         return ', '.join(
             forms.get(key, key + ' {mean:.3f}').format(
                 mean=mean, maximum=self._maxima.get(key), total=self._sums[key],
                 rest=self._counts[key] - self._sums[key])
-            for key, mean in self.means().items() if key not in without)
+            for key, mean in means.items() if key not in without)
