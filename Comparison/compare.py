@@ -3,6 +3,7 @@
     python compare.py                          all of it, under an hour on two cores
     python compare.py --quick                  each scheme once and short, under three minutes
     python compare.py --only=HogWild,AGN       some folders only
+    python compare.py --models=resnet,clicks   models of the gallery, in the place of the digits
     python compare.py --draw                   the table and the pictures again, without any run
 
 The folders are found by rule: those with a model.py. Each run is one of the folder's own run.sh.
@@ -27,7 +28,7 @@ import tempfile
 import time
 
 import bench
-from examples import BARE, Example, examples
+from examples import BARE, Example, examples, gallery, MODEL_FLAGS
 import hosts
 import plots
 import report
@@ -42,6 +43,7 @@ MOST_SEEDS = 5
 TRACED = WARM_UP = 5  # the first runs of a train op, which do not count for the rate
 ENOUGH_RUNS = 20  # for a rate
 ENOUGH = 0.95  # of the test images, to take the time
+MODEL_RATE = 200  # about how many local steps per second a model of the gallery makes
 
 # Local steps of all workers together in a run for the table, and for the rest in parts of that.
 STEPS, QUICK_STEPS = 10000, 1500
@@ -55,7 +57,7 @@ DISTANT_TASKS = 'ps-0', 'worker-0', 'worker-1'  # each on a host with this name
 # What to run, and so the key of a row in results.csv. The experiment 'quick' is a short run for the
 # table with a trace.
 Job = collections.namedtuple(
-    'Job', 'experiment folder workers window straggler round_trip seed local_steps')
+    'Job', 'experiment folder model workers window straggler round_trip seed local_steps')
 # What is measured. Staleness is a list of value:count, the curve of local step:seconds:accuracy.
 COLUMNS = [*Job._fields, 'steps', 'test_accuracy', 'steps_per_s', 'seconds_to_95', 'bytes_per_step',
            'start_s', 'stop_s', 'accepted', 'dropped', 'staleness', 'curve', 'failed', 'seconds',
@@ -77,13 +79,13 @@ class Plan:
         self._steps = steps
 
     def _bare(self, experiment, seed):
-        return Job(experiment, BARE, 0, 1, 0, '', seed, self._steps)
+        return Job(experiment, BARE, '', 0, 1, 0, '', seed, self._steps)
 
     def _job(self, experiment, example, seed=1, workers=None, window=None, straggler=0):
         """Returns the `Job` for an `Example`; workers and window are its own unless given."""
         if workers is None:
             workers = 2 if example.free_workers else example.settings.workers
-        return Job(experiment, example.name, workers, window or example.window, straggler, '',
+        return Job(experiment, example.name, '', workers, window or example.window, straggler, '',
                    seed, round(PARTS[experiment] * self._steps))
 
     def quick(self):
@@ -105,10 +107,16 @@ class Plan:
                 *(self._job('workers', example, workers=workers) for example in self._free
                   for workers in WORKERS)]
 
+    def with_models(self, names):
+        """Returns the jobs with models of the gallery, each as long as the model suggests."""
+        return [self._job('table', example)._replace(experiment='model', model=name,
+                                                     local_steps=gallery()[name])
+                for name in names for example in self._found if example.settings.gallery]
+
     def at_a_distance(self):
         """Returns the jobs on a network with a round-trip time."""
         names = [example.name for example in self._found]
-        return [Job('latency', folder, 2, window, 0, round_trip, 1,
+        return [Job('latency', folder, '', 2, window, 0, round_trip, 1,
                     round(DISTANT_WINDOWS * self._steps * window))
                 for folder, window in DISTANT if folder in names for round_trip in ROUND_TRIPS]
 
@@ -116,9 +124,9 @@ class Plan:
 def cost(each, rows):
     """Returns about how many seconds a `Job` takes, from what the `rows` so far tell."""
     rates = [float(row['steps_per_s']) for row in rows  # without what is added below
-             if row['folder'] == each.folder and row['steps_per_s']
+             if (row['folder'], row['model']) == (each.folder, each.model) and row['steps_per_s']
              and row['round_trip'] == '' and row['straggler'] == '0']
-    rate = rates[-1] if rates else min(700 * each.window ** 0.5, 4000)
+    rate = rates[-1] if rates else MODEL_RATE if each.model else min(700 * each.window ** 0.5, 4000)
     delays = each.straggler * each.local_steps / 2
     delays += (each.round_trip or 0) / 1000 * each.local_steps / each.window
     return 3 + each.workers + each.local_steps / rate + delays
@@ -173,6 +181,9 @@ def _run_folder(each, example, results_dir):
             flags += [f'--log_every_n_steps={each.local_steps // 20}', f'--traced_runs={TRACED}']
         else:
             flags += [f'--log_every_n_steps={10**9}']  # only the last line
+        if each.model:
+            flags += [f'--model={each.model}', *MODEL_FLAGS.get(each.model, []),
+                      f'--traced_runs={TRACED}']
         if traced or 'is_sync' in example.flags:  # this one would take a directory of its own
             flags += [f'--model_dir={logdir}']
         if each.straggler:
@@ -307,11 +318,13 @@ class Comparison:
     def do(self, jobs, bar):
         """Makes the runs that are left; `bar` counts seconds as they were estimated."""
         for each in self.left(jobs):
-            bar.set_description(f'{each.experiment}: {each.folder}')
+            bar.set_description(' '.join(filter(None, [f'{each.experiment}:', each.model,
+                                                       each.folder])))
             seconds = cost(each, self.rows)
             row = run(each, self._dir)
             if row.get('failed'):
-                bar.write(f'{each.folder}, {each.experiment}: {row["failed"]}', file=sys.stderr)
+                bar.write(f'{each.folder}, {each.experiment} {each.model}: {row["failed"]}',
+                          file=sys.stderr)
             self.rows.append({name: str(row.get(name, '')) for name in COLUMNS})
             write(self._path, self.rows)
             bar.update(seconds)
@@ -319,14 +332,16 @@ class Comparison:
     def do_all(self, found, options):
         """Makes all runs, for a list of `Example`, and tells the time that is left."""
         plan = Plan(found, options.steps)
-        if options.quick:
+        if options.models:
+            rounds = [plan.with_models(options.models.split(','))]
+        elif options.quick:
             rounds = [plan.quick()]
         else:
             reason = hosts.missing()
             if reason:
                 print(f'Without the runs at a distance: {reason}.', file=sys.stderr)
             rounds = [plan.for_the_table(1) + plan.for_the_pictures()
-                      + ([] if reason else plan.at_a_distance()),
+                      + plan.with_models(gallery()) + ([] if reason else plan.at_a_distance()),
                       *(plan.for_the_table(seed) for seed in range(2, MOST_SEEDS + 1))]
         form = '{percentage:3.0f}% |{bar:30}| {elapsed}, {remaining} left: {desc}'
         with tqdm.tqdm(total=0, bar_format=form, dynamic_ncols=True) as bar:
@@ -351,13 +366,15 @@ def parse(argv):
     parser.add_argument('--results_dir', type=pathlib.Path,
                         help='where the results are (default: mine, with --quick quick, with '
                         '--publish results, all beside this file)')
+    parser.add_argument('--models', help='models of the gallery, by commas, in the place of the '
+                        'digits')
     parser.add_argument('--fresh', action='store_true', help='forget what is there, begin anew')
     parser.add_argument('--draw', action='store_true', help='table and pictures, without any run')
     parser.add_argument('--publish', action='store_true',
                         help='put the results into the READMEs, here and above')
     options = parser.parse_args(argv)
-    if options.publish and (options.quick or options.only):
-        parser.error('what is published is the whole comparison: no --quick, no --only')
+    if options.publish and (options.quick or options.only or options.models):
+        parser.error('what is published is the whole comparison: no --quick, --only or --models')
     if options.steps is None:
         options.steps = QUICK_STEPS if options.quick else STEPS
     if options.steps < 500:
@@ -366,6 +383,8 @@ def parse(argv):
     unknown = set((options.only or names[0]).split(',')) - set(names)
     if unknown:
         parser.error(f'{", ".join(sorted(unknown))}: the folders are {", ".join(names)}')
+    if options.models and not set(options.models.split(',')) <= set(gallery()):
+        parser.error(f'--models={options.models}: the gallery has {", ".join(gallery())}')
     if options.results_dir is None:
         options.results_dir = HERE / ('quick' if options.quick else
                                       'results' if options.publish else 'mine')
@@ -396,7 +415,7 @@ def main(argv=None):
               f'{options.results_dir / "results.csv"}'
               + ('' if len(rows) > before else '; --fresh makes them anew'))
     pictures = plots.draw(rows, options.results_dir)
-    text = report.table(rows)
+    text = report.tables(rows)
     (options.results_dir / 'table.md').write_text(text, encoding='utf-8')
     print(text)
     if options.publish:

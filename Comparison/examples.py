@@ -2,6 +2,7 @@
 
 import ast
 import collections
+import re
 
 from runs import ROOT
 
@@ -9,7 +10,7 @@ BARE = 'bare limit'  # no folder: the plainest loop in one process, of bench.py
 GROUPS = 'one process', 'asynchronous, in each step', 'asynchronous, in windows', 'synchronous'
 
 
-class Settings(collections.namedtuple('Settings', 'workers flags together note')):
+class Settings(collections.namedtuple('Settings', 'workers flags together note gallery')):
     """What the files do not say.
 
     Attributes:
@@ -17,22 +18,26 @@ class Settings(collections.namedtuple('Settings', 'workers flags together note')
       flags: list of strings, which make it the same problem as the others'.
       together: bool or None, whether all workers make each update together; None: as the files say.
       note: string, what is not the same in spite of that.
+      gallery: bool, whether it takes the models of the gallery.
     """
 
 
-Settings.__new__.__defaults__ = None, (), None, ''
+Settings.__new__.__defaults__ = None, (), None, '', True
 SETTINGS = {
     'Non-Distributed-Setup': Settings(workers=0),
     'Distributed-Setup': Settings(workers=1),
     'Distributed-MNIST': Settings(note='Adam'),
     'Elastic-Workers': Settings(flags=('--join_at=', '--leave_at=')),
     'In-Graph-Replication': Settings(workers=2, together=True),
-    'Model-Parallel': Settings(workers=2, flags=('--hidden_units=128',), note='momentum'),
+    'Model-Parallel': Settings(workers=2, flags=('--hidden_units=128',), note='momentum',
+                               gallery=False),
     'Multiple-GPUs-Single-Machine': Settings(workers=0, together=True,
                                              note='two towers, a convolutional network'),
     'Parameter-Placement': Settings(workers=2),
+    'Work-Queue': Settings(gallery=False),
 }
-
+# Flags of models of the gallery: tables that every scheme takes, also those that send all of them.
+MODEL_FLAGS = {'clicks': ['--clicks_rows=30000']}
 
 WINDOWS = {'communication_window', 'n_fetch', 'n_push'}  # flags: local steps between exchanges
 
@@ -122,6 +127,20 @@ class Example:
         updates = max(1, round(local_steps / self.steps_of_update(workers, window)))
         return [f'--train_steps={updates}', *self.settings.flags,
                 *(f'--{flag}={window}' for flag in self._window_flags)]
+
+
+def gallery():
+    """Returns a dict: how many local steps each model of the gallery suggests, by its name.
+
+    Only of those that bring their data along.
+    """
+    found = {}
+    for path in sorted((ROOT / 'tfdist' / 'gallery').glob('[!_]*.py')):
+        suggested = re.search(r'^LEARNING_RATE, LOCAL_STEPS = [\d.]+, (\d+)',
+                              path.read_text(encoding='utf-8'), re.MULTILINE)
+        found[path.stem] = int(suggested[1])
+    del found['cifar10']
+    return found
 
 
 def examples():

@@ -22,7 +22,6 @@ COLOURS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#0
 MARKERS = 'os^Dv<>P'
 GROUP_COLOURS = dict(zip(GROUPS, ['#000000', *COLOURS]))
 GREY = '#999999'
-REFERENCE = 'Non-Distributed-Setup'
 STYLE = {'figure.dpi': 100, 'savefig.dpi': 110, 'font.size': 9, 'axes.spines.top': False,
          'axes.spines.right': False, 'axes.grid': True, 'grid.color': '#E6E6E6',
          'axes.axisbelow': True, 'legend.frameon': False, 'legend.fontsize': 8,
@@ -77,9 +76,10 @@ def accuracy(rows):
                                 squeeze=False, sharex='col')
     for panels, (group, members) in zip(axes, found.items()):
         for axis, panel in zip((1, 0), panels):
-            reference = mean_curve([row for row in rows if row['folder'] == REFERENCE], axis)
-            if reference and REFERENCE not in [each.name for each in members]:
-                panel.plot(*reference, color=GREY, linestyle='--', label=REFERENCE)
+            reference = mean_curve([row for row in rows if row['folder'] == report.REFERENCE],
+                                   axis)
+            if reference and report.REFERENCE not in [each.name for each in members]:
+                panel.plot(*reference, color=GREY, linestyle='--', label=report.REFERENCE)
             for example, colour, marker in zip(members, COLOURS, MARKERS):
                 drawn = mean_curve([row for row in rows if row['folder'] == example.name], axis)
                 if drawn:
@@ -300,11 +300,40 @@ def model(rows):
     return figure
 
 
+def models(rows):
+    """Draws each scheme's throughput in that of one process: the digits, and two models."""
+    kinds = {'': 'digits: the runtime dominates', 'resnet': 'ResNet: computing dominates',
+             'clicks': 'clicks: tables dominate'}
+    found = report.with_models(rows)
+    if not found:
+        return None
+    figure, axes = plt.subplots(1, len(kinds), figsize=(9.5, 0.27 * len(found) + 1.1), sharey=True)
+    colours = {each.name: GROUP_COLOURS[each.group] for each in examples()}
+    for panel, (name, title) in zip(axes, kinds.items()):
+        for place, folder in enumerate(found):
+            ratio = report.relative_rate(rows, folder, name)
+            if ratio:
+                panel.plot(ratio, place, 'o', markersize=5, color=colours[folder])
+        panel.axvline(1, color=GREY, linestyle='--')
+        panel.set_title(title)
+        _logarithmic(panel, 'x')
+        panel.tick_params(axis='y', length=0)
+    axes[1].set_xlabel('local steps/s of two workers, in those of one process')
+    axes[0].set_yticks(range(len(found)))
+    axes[0].set_yticklabels(map(short, found))
+    for label, folder in zip(axes[0].get_yticklabels(), found):
+        label.set_color(colours[folder])
+    axes[0].invert_yaxis()
+    figure.tight_layout()
+    return figure
+
+
 PICTURES = {
     overview: 'All schemes, one line each: the figures of the table',
     accuracy: 'Test accuracy against wall time, and against local steps',
     windows: 'Throughput and test accuracy against the communication window, with two workers',
     workers: 'Throughput and test accuracy against the number of workers, all on one machine',
+    models: 'Throughput in that of one process, on three kinds of problems',
     straggler: 'What a straggler leaves of the throughput',
     latency: 'Throughput against the round-trip time of the network: two workers and a ps, each '
              'on a host of its own',

@@ -8,6 +8,9 @@ from examples import BARE, examples, GROUPS, ROOT
 import scaling
 
 TABLE = 'table', 'quick'  # the experiments with the runs of the table
+REFERENCE = 'Non-Distributed-Setup'  # one process
+NEAR = 0.02  # of a metric: about as good as one process
+TIMED = 'resnet', 'clicks'  # the models of which the rates are told
 
 
 def read(path):
@@ -101,12 +104,16 @@ class Summary:
         return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
 
 
+def _in_order():
+    """Returns a list of all `Example`, by groups."""
+    return sorted(examples(), key=lambda example: (GROUPS.index(example.group), example.name))
+
+
 def summaries(rows):
     """Returns a `Summary` of each scheme with runs in the table: the bare limit, then by groups."""
-    found = sorted(examples(), key=lambda example: (GROUPS.index(example.group), example.name))
     there = {row['folder'] for row in rows if row['experiment'] in TABLE}
     return [Summary(name, rows, example)
-            for name, example in [(BARE, None), *((example.name, example) for example in found)]
+            for name, example in [(BARE, None), *((each.name, each) for each in _in_order())]
             if name in there]
 
 
@@ -140,16 +147,76 @@ def table_row(summary):
             cell(summary.start, '{:.1f}'), cell(summary.stop, '{:.1f}')]
 
 
+def with_models(rows):
+    """Returns a dict by folder of dicts by model: the row of each run with the gallery.
+
+    The folders come in the order of their groups.
+    """
+    found = {example.name: {row['model']: row for row in rows
+                            if row['experiment'] == 'model' and row['folder'] == example.name}
+             for example in _in_order()}
+    return {name: of_folder for name, of_folder in found.items() if of_folder}
+
+
+def _metric(row, reference):
+    """Returns a cell of `models_table`; `reference` is the row of one process, or None."""
+    if row is None or not row['test_accuracy']:
+        return 'failed' if row else ''
+    value = float(row['test_accuracy'])
+    worse = reference and float(reference['test_accuracy'] or 'inf') - value > NEAR
+    return f'**{value:.3f}**' if worse else f'{value:.3f}'
+
+
+def models_table(rows):
+    """Returns two tables in Markdown: what models of the gallery come to, and how fast."""
+    found = with_models(rows)
+    one = found.get(REFERENCE, {})
+    names = sorted({model for of_folder in found.values() for model in of_folder})
+    reached = [['', *names], ['---'] + ['---:'] * len(names)]
+    timed = [name for name in TIMED if name in names]
+    rates = [['', *(f'{name}, {column}' for name in timed for column in
+                    ('local steps/s', 'in those of one process', 'kB per local step'))]]
+    rates.append(['---'] + ['---:'] * (len(rates[0]) - 1))
+    for folder, of_folder in found.items():
+        link = f'[{folder}](../{folder}/)'
+        reached.append([link, *(_metric(of_folder.get(name), one.get(name)) for name in names)])
+        cells = [link]
+        for name in timed:
+            rate, sent = (numbers([of_folder[name]] if name in of_folder else [], column)
+                          for column in ('steps_per_s', 'bytes_per_step'))
+            ratio = relative_rate(rows, folder, name)
+            cells += [f'{rate[0]:.0f}' if rate else '', cell(ratio, '{:.2f}'),
+                      f'{sent[0] / 1000:,.0f}' if sent else '']
+        rates.append(cells)
+    return '\n\n'.join(['\n'.join(f'| {" | ".join(cells)} |' for cells in lines)
+                        for lines in (reached, rates) if len(lines[0]) > 1])
+
+
+def relative_rate(rows, folder, model):
+    """Returns a folder's local steps/s with a model in those of one process, or None.
+
+    Args:
+      rows: list of dicts.
+      folder: string.
+      model: string, of the gallery; '' for the digits.
+    """
+    own, one = (median(numbers([row for row in rows if row['folder'] == name and
+                                row['experiment'] in (TABLE if not model else ('model',))
+                                and row['model'] == model], 'steps_per_s'))
+                for name in (folder, REFERENCE))
+    return own / one if own and one else None
+
+
 def conditions(rows):
     """Returns in words what the runs of the table were made on, when, and how long they were."""
     of_table = [row for row in rows if row['experiment'] in TABLE]
-    seeds = {row['seed'] for row in of_table}
+    length = (f'{of_table[0]["local_steps"]} local steps by all workers together; seeds: '
+              f'{len({row["seed"] for row in of_table})}. ' if of_table else '')
     dates = sorted({row['date'] for row in rows})
     versions = sorted({row['tensorflow'] for row in rows} - {''})
     minutes = sum(numbers(rows, 'seconds')) / 60
-    return (f'{of_table[0]["local_steps"]} local steps by all workers together; seeds: '
-            f'{len(seeds)}. {" to ".join(dict.fromkeys((dates[0], dates[-1])))}, '
-            f'{of_table[0]["machine"]}, TensorFlow {", ".join(versions)}; {len(rows)} runs in '
+    return (f'{length}{" to ".join(dict.fromkeys((dates[0], dates[-1])))}, '
+            f'{rows[0]["machine"]}, TensorFlow {", ".join(versions)}; {len(rows)} runs in '
             f'{minutes:.0f} minutes.')
 
 
@@ -159,6 +226,12 @@ def table(rows):
     lines += [table_row(summary) for summary in summaries(rows)]
     text = '\n'.join(f'| {" | ".join(cells)} |' for cells in lines)
     return f'{text}\n\n{conditions(rows)}\n'
+
+
+def tables(rows):
+    """Returns all tables, for whoever compares."""
+    parts = [models_table(rows), table(rows) if summaries(rows) else conditions(rows) + '\n']
+    return '\n\n'.join(filter(None, parts))
 
 
 def _best(candidates, figure, least=False):
@@ -234,6 +307,7 @@ def publish(rows, pictures, root=ROOT):
     parts = {'README.md': {'guide': '\n'.join(guide(rows))},
              'Comparison/README.md': {
                  'table': table(rows).rstrip(),
+                 'gallery': models_table(rows),
                  'model': '\n'.join(scaling.table(rows, scaling.cores_of(rows))),
                  'pictures': '\n\n'.join(f'![{caption}](results/{name}.png)\n\n{caption}.'
                                          for name, caption in pictures.items())}}

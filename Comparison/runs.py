@@ -90,7 +90,8 @@ class Run:
         """
         done = [match.groups() for match in (DID.fullmatch(line) for _, line in self.lines)
                 if match]
-        worked = [(int(steps), staleness, most, float(rate)) for steps, staleness, most, rate in done
+        worked = [(int(steps), staleness, most, float(rate))
+                  for steps, staleness, most, rate in done
                   if float(rate)]  # one that came too late did nothing
         steps = sum(row[0] for row in worked)
         _, test = self.find(TEST)
