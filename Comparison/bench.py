@@ -11,7 +11,6 @@ machine of two cores: they stand beside the figures, and nothing fails by them.
 import argparse
 import collections
 import functools
-import json
 import multiprocessing
 import os
 import re
@@ -24,7 +23,7 @@ import time
 from examples import Example
 import numpy as np
 import readmes
-from runs import ROOT, Run, TIME_LIMIT
+from runs import notes_in, rate, ROOT, Run, TIME_LIMIT
 
 RATE = 'steps/s in all'
 BARE = 'bare limit, ' + RATE
@@ -221,10 +220,7 @@ def table(folder, rows, local_steps, *flags, parts=1, window=1):
         flags.append(f'--communication_window={window}')
     with tempfile.TemporaryDirectory() as notes:
         run = Run(folder, *flags, f'--notes_dir={notes}', '--traced_runs=5', PS=str(parts))
-        sent = []
-        for path in os.listdir(notes):
-            with open(os.path.join(notes, path), encoding='utf-8') as file:
-                sent.append(json.load(file)['bytes'])
+        sent = [note['bytes'] for note in notes_in(notes)]
     with multiprocessing.get_context('spawn').Pool(1) as pool:
         asked_for = pool.apply_async(_bytes_of_rows, (flags, window)).get(TIME_LIMIT)
     inputs = 8 * (16 if '--clicks_dimension=16' in flags else 32)  # of the dense layers
@@ -249,11 +245,12 @@ def _bytes_of_rows(flags, window):
     return statistics.mean(counts) * 4 * (clicks.FLAGS.clicks_dimension + 1)
 
 
-def resnet(folder, local_steps, threads=1, **env):
+def resnet(folder, train_steps, threads=1):
     """Measures the ResNet, 32 images in a batch."""
-    run = Run(folder, '--model=resnet', f'--train_steps={local_steps}', f'--num_threads={threads}',
-              '--log_every_n_steps=100000', **env)
-    return {'images/s': 32 * run.figures()['local steps/s']}
+    with tempfile.TemporaryDirectory() as notes:
+        Run(folder, '--model=resnet', f'--train_steps={train_steps}', f'--num_threads={threads}',
+            '--log_every_n_steps=100000', f'--notes_dir={notes}')
+        return {'images/s': 32 * rate(notes_in(notes))}
 
 
 def in_graph(mode, workers, local_steps):
@@ -304,9 +301,9 @@ CASES = {
     'HogWild, clicks, 10000 rows of 16 over 2 ps': functools.partial(
         table, 'HogWild', 10**4, 1000, '--clicks_dimension=16', parts=2),
     **{f'ResNet, one process, {threads} thread{"s" * (threads > 1)}': functools.partial(
-        resnet, 'Non-Distributed-Setup', 100, threads) for threads in (1, 2)},
+        resnet, 'Non-Distributed-Setup', 150, threads) for threads in (1, 2)},
     **{f'ResNet, {folder}, 2 workers of 1 thread': functools.partial(resnet, folder, steps)
-       for folder, steps in (('HogWild', 200), ('Synchronous-SGD', 100), ('Ring-AllReduce', 100))},
+       for folder, steps in (('HogWild', 300), ('Synchronous-SGD', 150), ('Ring-AllReduce', 150))},
     **{f'Model-Parallel, {split}':
        functools.partial(one_process, 'Model-Parallel', 3000, f'--split={split}')
        for split in ('none', 'layers', 'columns')},

@@ -16,7 +16,6 @@ import argparse
 import collections
 import contextlib
 import csv
-import json
 import os
 import pathlib
 import platform
@@ -40,8 +39,7 @@ DELAY = 0.005  # seconds that the straggler, worker 1, wastes in each local step
 WINDOWS = 1, 5, 10, 20, 50
 WORKERS = 1, 2, 4, 8
 MOST_SEEDS = 5
-TRACED = WARM_UP = 5  # the first runs of a train op, which do not count for the rate
-ENOUGH_RUNS = 20  # for a rate
+TRACED = runs.WARM_UP  # the first runs of a train op, which do not count for the rate
 ENOUGH = 0.95  # of the test images, to take the time
 MODEL_RATE = 200  # about how many local steps per second a model of the gallery makes
 
@@ -193,8 +191,7 @@ def _run_folder(each, example, results_dir):
                                   round_trip=each.round_trip / 1000)
             env['PYTHON'] = stack.enter_context(network).python()
         done = runs.Run(example.name, *flags, **env)
-        notes = [json.loads(path.read_text(encoding='utf-8'))
-                 for path in pathlib.Path(directory).glob('*.json')]
+        notes = runs.notes_in(directory)
     return from_notes(notes, **from_lines(done), asked=each.local_steps)
 
 
@@ -210,27 +207,6 @@ def from_lines(done):
             'test_accuracy': figures['test accuracy'],
             'start_s': round(started, 2),
             'stop_s': round(done.seconds - tested, 2), 'accepted': accepted, 'dropped': dropped}
-
-
-def rate(notes):
-    """Returns how many runs of train ops there are in a second, by all processes together.
-
-    It counts while all of them train: from when each has made its first runs, in which TensorFlow
-    prepares the graph, until the first one ends. Who makes hardly any run does not count. When that
-    leaves too little, as in very short runs, it counts the whole time.
-
-    Args:
-      notes: list of dicts, what the processes wrote by tfdist/notes.py.
-    """
-    times = [note['times'] for note in notes]
-    busy = [own for own in times if len(own) > max(WARM_UP, max(map(len, times)) / 50)]
-    begin = max((own[WARM_UP - 1] for own in busy), default=0)
-    end = min((own[-1] for own in busy), default=0)
-    counted = sum(begin < when <= end for own in busy for when in own)
-    if counted < ENOUGH_RUNS:
-        begin, end = min(note['began'] for note in notes), max(own[-1] for own in times)
-        counted = sum(map(len, times))
-    return counted / (end - begin)
 
 
 def from_notes(notes, steps, updates, asked, **rest):
@@ -261,7 +237,7 @@ def from_notes(notes, steps, updates, asked, **rest):
         staleness.update({int(value): count for value, count in note['staleness'].items()})
     in_a_call = round(steps / sum(len(note['times']) for note in notes))
     sent = [note['bytes'] / in_a_call for note in notes if note['bytes'] is not None]
-    return dict(rest, steps=steps, steps_per_s=round(in_a_call * rate(notes)),
+    return dict(rest, steps=steps, steps_per_s=round(in_a_call * runs.rate(notes), 2),
                 seconds_to_95=min(enough, default=''),
                 bytes_per_step=round(max(sent)) if sent else '', tensorflow=chief['tensorflow'],
                 staleness=' '.join(f'{value}:{staleness[value]}' for value in sorted(staleness)),

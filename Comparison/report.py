@@ -185,7 +185,7 @@ def models_table(rows):
             rate, sent = (numbers([of_folder[name]] if name in of_folder else [], column)
                           for column in ('steps_per_s', 'bytes_per_step'))
             ratio = relative_rate(rows, folder, name)
-            cells += [f'{rate[0]:.0f}' if rate else '', cell(ratio, '{:.2f}'),
+            cells += [f'{rate[0]:.{int(rate[0] < 100)}f}' if rate else '', cell(ratio, '{:.2f}'),
                       f'{sent[0] / 1000:,.0f}' if sent else '']
         rates.append(cells)
     return '\n\n'.join(['\n'.join(f'| {" | ".join(cells)} |' for cells in lines)

@@ -1,5 +1,6 @@
 """Runs of the folders' run.sh, for measure.py, bench.py and compare.py; what they print."""
 
+import json
 import os
 import pathlib
 import re
@@ -12,12 +13,41 @@ import psutil
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TIME_LIMIT = 120  # seconds for one run
+WARM_UP = 5  # the first runs of a train op, which do not count for a rate
+ENOUGH_RUNS = 20  # for a rate
 # A shell may have set these, and run.sh reads them.
 FOREIGN = {'PS', 'WORKERS', 'PORT', 'LOCAL_ONLY', 'MODE', 'TF_CONFIG'}
 DID = re.compile(r'[\w ]+: did (\d+) local steps, (?:staleness ([\d.]+) \(max (\d+)\), )?'
                  r'(?:.*, )?([\d.]+) steps/s')
 # The first metric of the test, which mostly is the accuracy.
 TEST = re.compile(r'test \w+ ([\d.]+)(?:, \w+ [\d.]+)* after (\d+) steps, ([\d.]+) s')
+
+
+def rate(notes):
+    """Returns how many runs of train ops there are in a second, by all processes together.
+
+    It counts while all of them train: from when each has made its first runs, in which TensorFlow
+    prepares the graph, until the first one ends. Who makes hardly any run does not count. When that
+    leaves too little, as in very short runs, it counts the whole time.
+
+    Args:
+      notes: list of dicts, what the processes wrote by tfdist/notes.py.
+    """
+    times = [note['times'] for note in notes]
+    busy = [own for own in times if len(own) > max(WARM_UP, max(map(len, times)) / 50)]
+    begin = max((own[WARM_UP - 1] for own in busy), default=0)
+    end = min((own[-1] for own in busy), default=0)
+    counted = sum(begin < when <= end for own in busy for when in own)
+    if counted < ENOUGH_RUNS:
+        begin, end = min(note['began'] for note in notes), max(own[-1] for own in times)
+        counted = sum(map(len, times))
+    return counted / (end - begin)
+
+
+def notes_in(directory):
+    """Returns what the processes of a run wrote with --notes_dir, a list of dicts."""
+    return [json.loads(path.read_text(encoding='utf-8'))
+            for path in pathlib.Path(directory).glob('*.json')]
 
 
 class Run:

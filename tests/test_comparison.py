@@ -1,6 +1,7 @@
 """The comparison: what it reads from a run, that it resumes, its table and its cost model."""
 
 import collections
+import importlib
 import json
 import math
 import os
@@ -22,7 +23,7 @@ from tfdist import ports
 sys.path.append(str(ROOT / 'Comparison'))
 
 import compare  # noqa: E402
-from examples import BARE, Example, examples, SETTINGS  # noqa: E402
+from examples import BARE, Example, examples, gallery, SETTINGS  # noqa: E402
 import hosts  # noqa: E402
 import plots  # noqa: E402
 import report  # noqa: E402
@@ -109,9 +110,9 @@ def test_the_rate_counts_while_all_train():
     def later(seconds):
         return {'began': seconds, 'times': [seconds + when for when in first['times']]}
 
-    assert compare.rate([first, {'began': 9, 'times': [9.1, 9.2]}]) == pytest.approx(100)
-    assert compare.rate([first, later(2)]) == pytest.approx(200, rel=0.02)
-    assert compare.rate([first, later(9)]) == pytest.approx(600 / 12)
+    assert runs.rate([first, {'began': 9, 'times': [9.1, 9.2]}]) == pytest.approx(100)
+    assert runs.rate([first, later(2)]) == pytest.approx(200, rel=0.02)
+    assert runs.rate([first, later(9)]) == pytest.approx(600 / 12)
 
 
 @pytest.mark.parametrize('folder, workers, window, steps', [
@@ -138,6 +139,32 @@ def test_all_folders_are_compared():
         assert {job.folder for job in jobs} == {BARE, *names}
     stragglers = {job.folder for job in plan.for_the_pictures() if job.experiment == 'straggler'}
     assert {'HogWild', 'Ring-AllReduce', *PAIR} < stragglers
+
+
+def test_the_gallery_is_compared_where_it_makes_sense():
+    assert gallery() == {
+        name: importlib.import_module(f'tfdist.gallery.{name}').LOCAL_STEPS
+        for name in ('clicks', 'feature_columns', 'keras_layers', 'lstm', 'mnist', 'resnet')}
+    jobs = compare.Plan(examples(), 1000).with_models(['resnet', 'clicks'])
+    without = {'Work-Queue', 'Model-Parallel'}  # each has a reason, and says so
+    assert [(job.model, job.folder) for job in jobs] == [
+        (model, name) for model in ('resnet', 'clicks') for name in folders()
+        if name not in without]
+    assert {job.local_steps for job in jobs if job.model == 'resnet'} == {gallery()['resnet']}
+
+
+@pytest.mark.thorough
+def test_models_in_the_place_of_the_digits(programs, tmp_path):
+    program = programs.start([sys.executable, ROOT / 'Comparison' / 'compare.py',
+                              '--models=keras_layers', '--only=Non-Distributed-Setup,AGN',
+                              f'--results_dir={tmp_path}'])
+    ends_well_with_its_bar(program)
+    for row in report.read(tmp_path / 'results.csv'):
+        assert (row['model'], row['failed']) == ('keras_layers', '')
+        assert float(row['test_accuracy']) > 0.9 and float(row['steps_per_s']) > 100
+        assert (float(row['bytes_per_step']) > 0) == (row['folder'] == 'AGN')
+    assert '| [AGN](../AGN/) | 0.9' in (tmp_path / 'table.md').read_text(encoding='utf-8')
+    assert (tmp_path / 'models.png').exists()
 
 
 @pytest.fixture(scope='module')
@@ -293,6 +320,7 @@ def test_a_stop_ends_the_run_under_way(programs, tmp_path):
 @pytest.mark.parametrize('flags, complaint', [
     (['--only=HogWild,Nothing'], 'Nothing: the folders are .*AGN'),
     (['--publish', '--quick'], 'the whole comparison'),
+    (['--models=resnets'], '--models=resnets: the gallery has clicks, feature_columns, '),
     (['--steps=10'], 'less than 500'), (['--draw'], 'no results to draw')])
 def test_bad_input(flags, complaint, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
@@ -343,7 +371,8 @@ def test_there_are_more_seeds_if_runs_are_faster_than_expected(monkeypatch, tmp_
     monkeypatch.setattr(compare.Plan, 'for_the_pictures', lambda _: [])
     monkeypatch.setattr(compare.Plan, 'at_a_distance', lambda _: [])
     comparison = compare.Comparison(tmp_path)
-    options = types.SimpleNamespace(quick=False, steps=7000, minutes=2)
+    monkeypatch.setattr(compare.Plan, 'with_models', lambda *_: [])
+    options = types.SimpleNamespace(quick=False, models=None, steps=7000, minutes=2)
     comparison.do_all([Example('HogWild')], options)
     assert {int(row['seed']) for row in comparison.rows} == set(range(1, seeds + 1))
     assert len(comparison.rows) == 2 * seeds
@@ -493,6 +522,32 @@ def test_a_run_that_fails_is_said(rows):
     assert failed.failures == ['worker 1: the loss is nan']
 
 
+def with_models(*runs):
+    """Returns rows: folder, model, metric, local steps/s and bytes of each."""
+    return [a_row(folder, 'model', model=model, test_accuracy=metric, steps_per_s=rate,
+                  bytes_per_step=sent, failed='' if metric else 'status 1')
+            for folder, model, metric, rate, sent in runs]
+
+
+def test_the_tables_of_the_gallery(rows):
+    """What is more than 0.02 worse than in one process stands out."""
+    assert report.models_table(rows) == ''
+    rows += with_models(('HogWild', 'mnist', 0.931, 300, 5e6),
+                        ('Non-Distributed-Setup', 'mnist', 0.951, 400, 0),
+                        ('AGN', 'mnist', 0.930, 500, 5e5),
+                        ('Non-Distributed-Setup', 'resnet', 0.96, 25, 0),
+                        ('HogWild', 'resnet', '', '', ''), ('AGN', 'resnet', 0.97, 30, 5e4))
+    reached, rates = report.models_table(rows).split('\n\n')
+    assert reached.splitlines() == [
+        '|  | mnist | resnet |', '| --- | ---: | ---: |',
+        '| [Non-Distributed-Setup](../Non-Distributed-Setup/) | 0.951 | 0.960 |',
+        '| [HogWild](../HogWild/) | 0.931 | failed |', '| [AGN](../AGN/) | **0.930** | 0.970 |']
+    assert rates.splitlines()[2:] == [
+        '| [Non-Distributed-Setup](../Non-Distributed-Setup/) | 25.0 | 1.00 | 0 |',
+        '| [HogWild](../HogWild/) |  |  |  |', '| [AGN](../AGN/) | 30.0 | 1.20 | 50 |']
+    assert report.relative_rate(rows, 'HogWild', '') == pytest.approx(801.5 / 4001.5)
+
+
 def test_the_guide_follows_from_the_table(rows):
     guide = dict(line.strip('| ').split(' | ')[:2] for line in report.guide(rows)[2:])
     chosen = {situation.split(',')[0]: re.search(r'\[(.+)\]', choice)[1]
@@ -523,6 +578,8 @@ def test_all_pictures_can_be_drawn(rows, tmp_path):
              for window in (1, 10, 50)]
     rows += [a_row('AGN', 'latency', window=10, round_trip=ms, steps_per_s=900 / (1 + ms))
              for ms in (0, 5)]
+    rows += with_models(('Non-Distributed-Setup', 'resnet', 0.96, 25, 0),
+                        ('HogWild', 'resnet', '', '', ''))
     drawn = plots.draw(rows, tmp_path)
     assert list(drawn.values()) == list(plots.PICTURES.values())
     assert sorted(path.stem for path in tmp_path.glob('*.png')) == sorted(drawn)
