@@ -68,6 +68,7 @@ class Hosts:
         self._ports = {name: f'port{i}' for i, name in enumerate(names, 1)}
         self.shared = {name: directory / ('mnt' if share else f'mnt-{name}') for name in names}
         self._holders = {}
+        self._pids = directory / 'pids.json'  # for what stands in for Python
 
     def __enter__(self):
         try:
@@ -88,25 +89,49 @@ class Hosts:
         names.write_text('127.0.0.1 localhost\n' + ''.join(
             f'{address} {name}\n' for name, address in self.addresses.items()), encoding='utf-8')
         self._hold('', [*_SWITCH, 'sh', '-c', 'echo ready && exec cat'])
-        mtu, into_switch = ['mtu', str(_WIRE_MTU)], []
         if self._round_trip is None:
             self._on_switch('ip', 'link', 'add', 'name', 'switch', 'type', 'bridge')
             self._on_switch('ip', 'link', 'set', 'switch', 'up')
-            mtu, into_switch = [], ['master', 'switch']
-        for name, address in self.addresses.items():
+        for name in self.addresses:
             self.shared[name].mkdir(exist_ok=True)
-            self._hold(name, [
-                *self._enter('', '--user', '--net'), 'unshare', '--net', '--mount', '--uts',
-                'sh', '-ec', _HOST, 'sh', str(names), str(self.shared[name]),
-                name.partition('.')[0], address])
-            port = self._ports[name]
-            self._on_switch('ip', 'link', 'add', 'name', port, *mtu, 'type', 'veth', 'peer', 'name',
-                            'eth0', *mtu, 'netns', str(self._holders[name].pid))
-            self._on_switch('ip', 'link', 'set', port, *into_switch, 'up')
-            self._answer(name, 'plugged\n')
+            self.power_on(name)
         if self._round_trip is not None:
             self._hold('wire.py', [*self._enter('', '--user', '--net'), sys.executable, str(_WIRE),
                                    str(self._round_trip / 2), *self._ports.values()])
+
+    def power_on(self, name):
+        """Makes a host; also one that lost its power, at its old address."""
+        mtu, into_switch = ['mtu', str(_WIRE_MTU)], []
+        if self._round_trip is None:
+            mtu, into_switch = [], ['master', 'switch']
+        address, port = self.addresses[name], self._ports[name]
+        self._hold(name, [
+            *self._enter('', '--user', '--net'), 'unshare', '--net', '--mount', '--uts', 'sh',
+            '-ec', _HOST, 'sh', str(self._directory / 'hosts'), str(self.shared[name]),
+            name.partition('.')[0], address])
+        hardware = '02:00:' + ':'.join(f'{int(part):02x}' for part in address.split('.'))
+        self._on_switch('ip', 'link', 'add', 'name', port, *mtu, 'type', 'veth', 'peer', 'name',
+                        'eth0', 'address', hardware, *mtu, 'netns', str(self._holders[name].pid))
+        self._on_switch('ip', 'link', 'set', port, *into_switch, 'up')
+        self._answer(name, 'plugged\n')
+        self._pids.write_text(json.dumps({name: holder.pid for name, holder in
+                                          self._holders.items()}), encoding='utf-8')
+
+    def lose_power(self, name, *programs):
+        """Ends a host as a loss of power does: nobody hears good-bye from its connections.
+
+        Args:
+          name: string.
+          *programs: what runs there, objects with a method `kill`.
+        """
+        self.plug(name, 'down')
+        for program in programs:
+            program.kill()
+        self._on_switch('ip', 'link', 'delete', self._ports[name])  # or the old host might answer
+        holder = self._holders.pop(name)
+        holder.stdin.close()
+        holder.wait(10)
+        holder.stdout.close()
 
     def _hold(self, name, command):
         """Starts the process that keeps namespaces, and waits until it has made them."""
@@ -141,9 +166,8 @@ class Hosts:
         Returns:
           String, the path of an executable file.
         """
-        pids = json.dumps({name: self._holders[name].pid for name in self.addresses})
         path = self._directory / 'python'
-        path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{__file__}" \'{pids}\' "$@"\n',
+        path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{__file__}" "{self._pids}" "$@"\n',
                         encoding='utf-8')
         path.chmod(0o700)
         return str(path)
@@ -192,7 +216,8 @@ def main():
     if 'TF_CONFIG' in os.environ:
         config, host = moved(json.loads(os.environ['TF_CONFIG']))
         os.environ['TF_CONFIG'] = json.dumps(config)
-        command = [*_on(json.loads(sys.argv[1])[host], os.getcwd()), *command]
+        with open(sys.argv[1], encoding='utf-8') as file:
+            command = [*_on(json.load(file)[host], os.getcwd()), *command]
     os.execvp(command[0], command)
 
 

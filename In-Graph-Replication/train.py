@@ -107,8 +107,7 @@ def replicate_and_train(_):
     past_the_hooks = [sessions.PastTheHooks(train_op, test=None if i else test)
                       for i, train_op in enumerate(scheme.train_ops)]
     hooks = [*past_the_hooks, ending.SayDone(resolver, jobs=('ps', 'worker'))]
-    for job in 'ps', 'worker':
-        liveness.watch(resolver, job)
+    liveness.watch(resolver, 'ps', 'worker')
     session = tf.train.MonitoredTrainingSession(
         server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,
         scaffold=checkpoints.chief_scaffold(FLAGS.model_dir, 'train'), hooks=hooks, config=config,

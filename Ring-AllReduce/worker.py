@@ -222,7 +222,6 @@ def meet_and_train(_):
             until = time.time() + 1
             with ring.failures(f'worker {task_index}'):
                 while time.time() < until and progress.goes_on():
-                    together.wait()
                     progress.add(past_the_hooks.run(), local_steps)
                 step_context.run_with_hooks(global_step)
                 if test:

@@ -214,9 +214,9 @@ class Programs:
         env = {'PYTHON': sys.executable, **{name: str(value) for name, value in env.items()}}
         return self.start(['bash', ROOT / folder / 'run.sh', *flags], cwd, env)
 
-    def task(self, program, *flags, folder='HogWild', **env):
+    def task(self, program, *flags, folder='HogWild', python=sys.executable, **env):
         """Starts 'ps' or 'worker' without a cluster, or 'train'."""
-        return self.start([sys.executable, ROOT / folder / f'{program}.py', *flags], env=env)
+        return self.start([python, ROOT / folder / f'{program}.py', *flags], env=env)
 
     def end(self):
         """Ends all that is left; returns what it was, a list of strings."""
@@ -226,7 +226,7 @@ class Programs:
 class Tasks:
     """The tasks of one cluster, started one by one as a cluster engine does."""
 
-    def __init__(self, programs, num_ps=1, num_workers=2, folder='HogWild', flags=()):
+    def __init__(self, programs, num_ps=1, num_workers=2, folder='HogWild', flags=(), python=None):
         """Chooses the addresses.
 
         Args:
@@ -235,7 +235,9 @@ class Tasks:
           num_workers: int.
           folder: name of a folder.
           flags: strings, for each worker, or for the chief if the workers serve it.
+          python: string, an interpreter; by default that of the tests.
         """
+        self._python = python or sys.executable
         hosts = [f'localhost:{port}' for port in ports.free_ports(num_ps + num_workers + 1)]
         self.cluster = {'worker': hosts[num_ps:-1]}
         if num_ps:
@@ -253,7 +255,7 @@ class Tasks:
         config = {'cluster': self.cluster, 'task': {'type': job, 'index': index}}
         flags = ('--num_threads=1', *self._own(job), *flags)
         return self._programs.task(self._program(job), *flags, folder=self._folder,
-                                   TF_CONFIG=json.dumps(config))
+                                   python=self._python, TF_CONFIG=json.dumps(config))
 
     def start_by_flags(self, job, index, *flags):
         """Starts a task by the host flags; returns a `Program`."""

@@ -3,7 +3,7 @@
 import threading
 
 from absl import flags
-from tfdist import exchange, liveness, seam, sessions, stopping, tables, transfer
+from tfdist import exchange, seam, sessions, stopping, tables, transfer
 from tfdist.quiet import tf
 
 flags.DEFINE_integer('replicas_to_aggregate', None, 'how many pushes make a step; by default as '
@@ -72,7 +72,6 @@ class Barrier(tf.train.SessionRunHook):
         self._board = (stopping.Board(global_step)
                        if getattr(hparams, 'stop_after_evals_without_gain', 0) else None)
         self._patience_secs = hparams.patience_secs
-        self._patience = liveness.Patience(f'worker {task_index}', hparams.patience_secs)
         self._is_chief = task_index == 0
         self._joined = False
         self._thread = None  # does the chief's part if there are backup workers
@@ -138,13 +137,8 @@ class Barrier(tf.train.SessionRunHook):
         self._release = sync.get_init_tokens_op(num_workers if self._backups else num_workers - 1)
         self._global_step = global_step
 
-    def begin(self):
-        """Begins to watch for steps that do not come together."""
-        self._patience.watch()
-
     def after_create_session(self, session, coord):
         """Joins at the current step; the chief begins its part, too."""
-        self._patience.stop()
         session.run(self._join)  # puts no tokens into the queue: the barrier holds from now on
         if self._is_chief and self._joined:
             # A ps died. What some pushed is lost with it, or was dropped before accumulators on
@@ -169,17 +163,8 @@ class Barrier(tf.train.SessionRunHook):
         except (tf.errors.AbortedError, tf.errors.UnavailableError, RuntimeError):
             pass  # a ps died, or the session was closed: with a new one comes a new thread
 
-    def wait(self):
-        """Takes the time: a step begins."""
-        self._patience.start()
-
-    def before_run(self, run_context):
-        """Stops the clock: hooks may take their time."""
-        self._patience.stop()
-
     def end(self, session):
-        """Stops the clock; the chief sees to it that everybody gets the tokens of the last step."""
-        self._patience.stop()
+        """The chief sees to it that everybody gets the tokens of the last step."""
         if self._thread:
             self._thread.join(self._patience_secs)
 
@@ -204,8 +189,3 @@ class Synchronous(seam.Seam):
         self.push, self.complete = self.barrier.push, self.barrier.complete
         self.finish = self.barrier.finish
         self.hooks = [self.barrier]
-
-    def wait(self):
-        """Returns when this worker may begin its next run: at once, the barrier is in the run."""
-        if self.barrier:
-            self.barrier.wait()

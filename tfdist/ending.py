@@ -2,7 +2,7 @@
 
 import time
 
-from tfdist import console, liveness
+from tfdist import awake, console, keepalive, liveness
 from tfdist.quiet import tf
 from tfdist.task_flags import FLAGS
 
@@ -43,6 +43,7 @@ def wait_until_done(server, resolver, job='worker'):
       resolver: a cluster resolver.
       job: string, whom it serves.
     """
+    keepalive.begin()
     addresses = resolver.cluster_spec().job_tasks(job)
     missing = set(range(len(addresses)))
     heard = {}
@@ -60,10 +61,10 @@ def wait_until_done(server, resolver, job='worker'):
             if len(missing) == len(addresses):
                 continue  # nobody is done: one that is late is not given up
             for worker in list(missing):
-                silent_since = heard.setdefault(worker, time.monotonic())
+                silent_since = heard.setdefault(worker, awake.seconds())
                 if not liveness.silence(addresses[worker]):
-                    heard[worker] = time.monotonic()
-                elif time.monotonic() - silent_since > FLAGS.patience_secs:
+                    heard[worker] = awake.seconds()
+                elif awake.seconds() - silent_since > FLAGS.patience_secs:
                     missing.discard(worker)
                     console.say(f'{resolver.task_type} {resolver.task_id}', f'{job} {worker} never '
                                 'said that it is done, and does not answer')

@@ -1,13 +1,14 @@
-"""Is it alive: tasks that do not answer, and steps that do not come together. No silent wait."""
+"""Is it alive: tasks that do not answer, steps that do not come back. No silent wait."""
 
 import socket
 import threading
 import time
 
-from tfdist import console
+from tfdist import awake, console, keepalive
 from tfdist.task_flags import FLAGS
 
 _WORD_EVERY_SECS = 10
+_BUSY = 0.5  # of a processor: a process that has had more computes, and waits for nobody
 
 
 def silence(address):
@@ -24,94 +25,115 @@ def silence(address):
         return error.strerror or str(error)
 
 
-def watch(resolver, job='ps', patience_secs=None):
-    """Waits until each task of a job answers, and from then on keeps an eye on them.
+class Patience:
+    """Says when this process waits long for something, and ends it when it waits too long.
 
-    Ends this process when one has not answered for some time, and says so. TensorFlow itself waits
-    for a task for ever and in silence: for one that is not there yet, and for one that died and
-    should come back.
+    There is one for the process, PATIENCE. Its clock stands still while the process is paused,
+    while it computes, and while a task that it watches does not answer, which has a clock of its
+    own.
+    """
+
+    def __init__(self):
+        """Makes it; `watch` has it count."""
+        self._phrase = 'nothing has come back'
+        self._heard = False
+        self._resting = False
+        self._waited = self._told = 0.
+
+    def heard(self):
+        """What was waited for has come: the time begins anew."""
+        self._heard = True
+
+    def rest(self):
+        """From now on this process may wait as long as it likes."""
+        self._resting = True
+
+    def expect(self, phrase):
+        """Has it say `phrase`, such as 'the step is not complete', of what is to come next."""
+        self._phrase, self._heard = phrase, True
+
+    def count(self, seconds, name, why):
+        """Counts time in which nothing may have come.
+
+        Args:
+          seconds: float.
+          name: string, who is speaking, for example 'worker 0'.
+          why: function that returns a string: what is known of the reason.
+        """
+        if self._heard or self._resting:
+            self._heard, self._waited, self._told = False, 0., 0.
+            return
+        self._waited += seconds
+        if self._waited > FLAGS.patience_secs:
+            console.give_up(f'{name}: {self._phrase} ({why()}). Gave up after '
+                            f'{FLAGS.patience_secs:g} s.')
+        if self._waited > self._told + _WORD_EVERY_SECS:
+            self._told = self._waited
+            console.say(name, f'{self._phrase} after {self._waited:.0f} s ({why()}); waiting')
+
+
+PATIENCE = Patience()
+
+
+def watch(resolver, *jobs, patience_secs=None):
+    """Waits until each task of some jobs answers, and from then on keeps an eye on them.
+
+    Ends this process when one has not answered for some time, or when what it waits for does not
+    come, and says so. TensorFlow itself waits for ever and in silence: for a task that is not there
+    yet, for one that died and should come back, and on a connection that is dead.
 
     Args:
       resolver: a cluster resolver, of a worker or of the chief.
-      job: 'ps' or 'worker', whom to watch.
+      *jobs: strings, whom to watch, 'ps' or 'worker'; by default 'ps'.
       patience_secs: float, how long to wait for one that answered before; --patience_secs if None,
         and always for those that are not there yet.
 
     Returns:
       A `threading.Event`: set it to stop.
     """
+    spec = resolver.cluster_spec()
     me = 'train' if resolver.task_type == 'chief' else f'worker {resolver.task_id}'
-    addresses = dict(enumerate(resolver.cluster_spec().job_tasks(job)))
-    if job == resolver.task_type:
-        del addresses[resolver.task_id]
-    heard = dict.fromkeys(addresses, time.monotonic())
+    addresses = {f'{job} {i}': spec.task_address(job, i)
+                 for job in spec.jobs for i in spec.task_indices(job)
+                 if (job, i) != (resolver.task_type, resolver.task_id)}
+    watched = [task for task in addresses if task.partition(' ')[0] in (jobs or ['ps'])]
+    heard = dict.fromkeys(watched, awake.seconds())
     told = dict(heard)
+
+    def says(task, reason):
+        return f'{task} at {addresses[task]} does not answer ({reason})'
 
     def all_answer(patience_secs):
         silent = False
-        for i, address in addresses.items():
-            reason = silence(address)
+        for task in watched:
+            reason = silence(addresses[task])
             if not reason:
-                heard[i] = told[i] = time.monotonic()
+                heard[task] = told[task] = awake.seconds()
                 continue
             silent = True
-            line = f'{job} {i} at {address} does not answer ({reason})'
-            if time.monotonic() - heard[i] > patience_secs:
-                console.give_up(f'{me}: {line}. Gave up after {patience_secs:g} s.')
-            if time.monotonic() - told[i] > 5:
-                told[i] = time.monotonic()
-                console.say(me, f'{line}; waiting')
+            if awake.seconds() - heard[task] > patience_secs:
+                console.give_up(f'{me}: {says(task, reason)}. Gave up after {patience_secs:g} s.')
+            if awake.seconds() - told[task] > 5:
+                told[task] = awake.seconds()
+                console.say(me, f'{says(task, reason)}; waiting')
         return not silent
 
+    def why():
+        reasons = {task: silence(address) for task, address in addresses.items()}
+        return ', '.join(says(*each) for each in reasons.items() if each[1]) or 'all tasks answer'
+
     def keep_looking():
+        before, computed = awake.seconds(), time.process_time()
         while not stop.wait(1):
-            all_answer(FLAGS.patience_secs if patience_secs is None else patience_secs)
+            answered = all_answer(FLAGS.patience_secs if patience_secs is None else patience_secs)
+            seconds, before = awake.seconds() - before, awake.seconds()
+            busy, computed = time.process_time() - computed, time.process_time()
+            if answered and busy < _BUSY * seconds:
+                PATIENCE.count(seconds, me, why)
 
     while not all_answer(FLAGS.patience_secs):
         time.sleep(0.1)
+    keepalive.begin()
     stop = threading.Event()
     threading.Thread(target=keep_looking, daemon=True).start()
     return stop
-
-
-class Patience:
-    """Says when a step takes long, and ends the program when it takes too long."""
-
-    def __init__(self, name, patience_secs):
-        """Makes a stopped clock.
-
-        Args:
-          name: string, who is speaking, for example 'worker 0'.
-          patience_secs: float, how long to wait.
-        """
-        self._name = name
-        self._patience_secs = patience_secs
-        self._since = None
-
-    def start(self):
-        """A step begins."""
-        self._since = time.monotonic()
-
-    def stop(self):
-        """What comes now may take its time."""
-        self._since = None
-
-    def watch(self):
-        """Begins to look at the clock, in a thread."""
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def _watch(self):
-        said = 0.
-        while True:
-            time.sleep(0.5)
-            since = self._since
-            if since is None:
-                continue
-            waited = time.monotonic() - since
-            if waited > self._patience_secs:
-                console.give_up(f'{self._name}: the step is not complete. Is a worker dead? Gave '
-                                f'up after {self._patience_secs:g} s.')
-            if waited > _WORD_EVERY_SECS and time.monotonic() - said > _WORD_EVERY_SECS:
-                said = time.monotonic()
-                console.say(self._name,
-                            f'the step is not complete after {waited:.0f} s; waiting')

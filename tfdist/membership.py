@@ -2,7 +2,7 @@
 
 import time
 
-from tfdist import console, liveness
+from tfdist import awake, console, keepalive, liveness
 from tfdist.quiet import tf
 
 _LOST_AFTER_SECS = 10  # a worker that answers nobody for so long is not counted any more
@@ -56,6 +56,7 @@ def serve(server, resolver):
       server: `tf.train.Server` of this ps.
       resolver: its cluster resolver.
     """
+    keepalive.begin()
     queue = _queue(resolver.task_id)
     size, dequeue = queue.size(), queue.dequeue()
     # Without the filter this session would say good-bye to workers that are gone, for up to 70 s.
@@ -72,7 +73,7 @@ def serve(server, resolver):
             if session.run(size):
                 worker, address, word = session.run(dequeue).decode().split(' ', 2)
                 took_part = worker in taking_part
-                addresses[worker], heard[worker] = address, time.monotonic()
+                addresses[worker], heard[worker] = address, awake.seconds()
                 (taking_part.add if word == 'joins' else taking_part.discard)(worker)
                 (going.discard if word in ('waits', 'joins') else going.add)(worker)
                 is_over |= word == 'is done'
@@ -83,8 +84,8 @@ def serve(server, resolver):
             for worker, address in list(addresses.items()):
                 if not liveness.silence(address):
                     # Also one that goes: to close its session it needs the ps.
-                    heard[worker] = time.monotonic()
-                elif worker in going or time.monotonic() - heard[worker] > _LOST_AFTER_SECS:
+                    heard[worker] = awake.seconds()
+                elif worker in going or awake.seconds() - heard[worker] > _LOST_AFTER_SECS:
                     del addresses[worker]
                     if worker in taking_part:
                         taking_part.discard(worker)

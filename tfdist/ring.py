@@ -53,7 +53,6 @@ class Ring(tf.train.SessionRunHook):
         self._task_index = resolver.task_id
         self._num_workers = resolver.cluster_spec().num_tasks('worker')
         self._name = f'worker {self._task_index}'
-        self._patience = liveness.Patience(self._name, FLAGS.patience_secs)
         dtypes = [variable.dtype.base_dtype for variable in variables]
         shapes = [variable.shape for variable in variables]
         steps = []
@@ -72,8 +71,8 @@ class Ring(tf.train.SessionRunHook):
 
     def begin(self):
         """Waits until all workers answer, and from then on watches for those that do not."""
-        self._patience.watch()
-        self._stop_watching = liveness.watch(self._resolver, 'worker', _LOST_AFTER_SECS)
+        self._stop_watching = liveness.watch(self._resolver, 'worker',
+                                             patience_secs=_LOST_AFTER_SECS)
 
     def after_create_session(self, session, coord):
         """Takes over the values of worker 0, and the order of examples that is due at its step."""
@@ -81,17 +80,9 @@ class Ring(tf.train.SessionRunHook):
             session.run(self._start)
             session.run(self._begin_batches)
 
-    def wait(self):
-        """Takes the time: a step begins."""
-        self._patience.start()
-
-    def before_run(self, run_context):
-        """Stops the clock: hooks may take their time."""
-        self._patience.stop()
-
     def end(self, session):
         """Waits until all are done, and, except worker 0, until this one may leave."""
-        self._patience.stop()
+        liveness.PATIENCE.rest()  # worker 0 tests meanwhile
         with failures(self._name):
             if self._task_index:
                 session.run(self._say_done)

@@ -1,10 +1,9 @@
 """Sessions: what they are configured with, how a worker gets one, and how it trains in it."""
 
 import contextlib
-import sys
 
 from absl import flags
-from tfdist import notes, stopping, traffic
+from tfdist import liveness, notes, stopping, traffic
 from tfdist.quiet import tf
 
 FLAGS = flags.FLAGS  # those of task_flags, too: a program that asks for a `config` has them
@@ -52,18 +51,10 @@ class WorkerSessionCreator(tf.train.SessionCreator):
             graph=tf.get_default_graph(), recovery_wait_secs=0.2)
 
     def create_session(self):
-        """Returns a `tf.Session`.
-
-        Raises:
-          SystemExit: after --patience_secs without a chief.
-        """
+        """Returns a `tf.Session`."""
         tf.get_default_graph().finalize()
-        try:
-            return self._manager.wait_for_session(self._master, config=self._config,
-                                                  max_wait_secs=FLAGS.patience_secs)
-        except tf.errors.DeadlineExceededError:
-            sys.exit('The chief, worker 0, has not initialized the parameters within '
-                     f'{FLAGS.patience_secs:g} s. Is it running?')
+        liveness.PATIENCE.expect('the chief, worker 0, has not initialized the parameters')
+        return self._manager.wait_for_session(self._master, config=self._config)
 
 
 class PastTheHooks(tf.train.SessionRunHook):
@@ -88,7 +79,11 @@ class PastTheHooks(tf.train.SessionRunHook):
         self._wait = wait
         self._notes = notes.asked_for(test)
 
+    def begin(self):
+        liveness.PATIENCE.expect('the parameters are not initialized')
+
     def after_create_session(self, session, coord):
+        liveness.PATIENCE.expect('the step is not complete')
         run = session.make_callable(self._train_op)
         self._run = self._notes.on(session, self._train_op, run) if self._notes else run
 
@@ -96,7 +91,12 @@ class PastTheHooks(tf.train.SessionRunHook):
         """Waits until this worker may go on, and returns the values of one run of `train_op`."""
         if self._wait:
             self._wait()
-        return self._run()
+        result = self._run()
+        liveness.PATIENCE.heard()
+        return result
+
+    def end(self, session):
+        liveness.PATIENCE.expect('the session is not closed')
 
 
 def traced(session, train_op, progress, local_steps=1):
