@@ -14,7 +14,8 @@ import time
 
 from absl import flags
 from tfdist import (building, checkpoints, cluster, console, evaluation, exchange, liveness,
-                    membership, models, report, seam, sessions, stopping, training_flags, transfer)
+                    membership, models, patience, report, seam, sessions, stopping,
+                    training_flags, transfer)
 from tfdist.quiet import tf
 
 model = models.load()
@@ -104,7 +105,7 @@ def join_and_train(_):
         progress = report.Progress(f'worker {task_index}', session.run(global_step), is_chief)
         while (session.run(global_step) < min(join_at, session.run(board.last_step))
                and not leaving.is_set()):
-            liveness.PATIENCE.heard()  # it may wait as long as it likes
+            patience.PATIENCE.heard()  # it may wait as long as it likes
             time.sleep(0.1)
         session.run_step_fn(lambda step_context: member.join(step_context.session))
 

@@ -44,7 +44,8 @@ TEST = re.compile(NAME + r': test \w+ (?P<accuracy>[01]\.\d{3})(?:, \w+ \d+\.\d{
 TESTED = re.compile(NAME + r': test (?:\w+ \d+\.\d{3}(?:, )?)+ at step (?P<step>\d+)')
 STOPS = re.compile(NAME + r': (?P<tests>\d+) tests without gain, all stop at step (?P<step>\d+)')
 WAITS = re.compile(NAME + r': (?:ps|worker) \d+ at \S+ does not answer \(.+\); waiting')
-INCOMPLETE = re.compile(NAME + r': the step is not complete after \d+ s; waiting')
+INCOMPLETE = re.compile(NAME + r': the (?:step is|parameters are) not \w+ after \d+ s '
+                        r'\(.+\); waiting')
 PREPARED = re.compile(r'prepare_data: \d+ examples in \d+ files, and \d+ to test on, are in .+')
 EVALUATED = re.compile(r'evaluator: checkpoint at step (?P<step>\d+), loss (?P<loss>\d+\.\d{3}), '
                        r'accuracy (?P<accuracy>[01]\.\d{3})')

@@ -141,7 +141,8 @@ def test_a_chief_that_never_comes(programs):
     tasks = Tasks(programs)
     ps = tasks.start('ps', 0)
     tasks.start('worker', 1, '--patience_secs=3').fails(
-        'The chief, worker 0, has not initialized the parameters within 3 s. Is it running?')
+        r'^worker 1: the chief, worker 0, has not initialized the parameters \(worker 0 at \S+ '
+        r'does not answer \(Connection refused\)\)\. Gave up after 3 s\.$')
     assert ps.running, 'it waits for workers that are late'
     ps.kill()
 

@@ -173,7 +173,8 @@ def test_a_synchronous_step_gives_up_a_worker_that_is_dead(together):
     _, servers, workers = together(2, '--patience_secs=5')
     workers[1].kill()
     died = time.monotonic()
-    workers[0].fails(r'^worker 0: the step is not complete. Is a worker dead\? Gave up after 5 s.$')
+    workers[0].fails(r'^worker 0: the step is not complete \(worker 1 at \S+ does not answer '
+                     r'\(Connection refused\)\)\. Gave up after 5 s\.$')
     assert time.monotonic() - died < 30
     servers[0].kill()  # a cluster engine would start the workers again
 

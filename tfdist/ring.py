@@ -3,7 +3,7 @@
 import contextlib
 import time
 
-from tfdist import console, liveness
+from tfdist import console, liveness, patience
 from tfdist.quiet import tf
 from tfdist.task_flags import FLAGS
 
@@ -21,7 +21,8 @@ def failures(name):
         yield
     except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
         # The first line may only say where.
-        reason = next((line for line in error.message.split('\n') if not line.endswith(':')), '')
+        reason = next((line for line in error.message.split('\n')
+                       if line and not line.endswith(':')), '')
         console.give_up(f'{name}: lost another worker ({reason[:200]}). Start all of them again: '
                         'with --model_dir they go on from the last checkpoint.')
 
@@ -82,7 +83,7 @@ class Ring(tf.train.SessionRunHook):
 
     def end(self, session):
         """Waits until all are done, and, except worker 0, until this one may leave."""
-        liveness.PATIENCE.rest()  # worker 0 tests meanwhile
+        patience.PATIENCE.rest()  # worker 0 tests meanwhile
         with failures(self._name):
             if self._task_index:
                 session.run(self._say_done)

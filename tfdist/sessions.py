@@ -3,7 +3,7 @@
 import contextlib
 
 from absl import flags
-from tfdist import liveness, notes, stopping, traffic
+from tfdist import notes, patience, stopping, traffic
 from tfdist.quiet import tf
 
 FLAGS = flags.FLAGS  # those of task_flags, too: a program that asks for a `config` has them
@@ -53,7 +53,7 @@ class WorkerSessionCreator(tf.train.SessionCreator):
     def create_session(self):
         """Returns a `tf.Session`."""
         tf.get_default_graph().finalize()
-        liveness.PATIENCE.expect('the chief, worker 0, has not initialized the parameters')
+        patience.PATIENCE.expect('the chief, worker 0, has not initialized the parameters')
         return self._manager.wait_for_session(self._master, config=self._config)
 
 
@@ -80,10 +80,10 @@ class PastTheHooks(tf.train.SessionRunHook):
         self._notes = notes.asked_for(test)
 
     def begin(self):
-        liveness.PATIENCE.expect('the parameters are not initialized')
+        patience.PATIENCE.expect('the parameters are not initialized')
 
     def after_create_session(self, session, coord):
-        liveness.PATIENCE.expect('the step is not complete')
+        patience.PATIENCE.expect('the step is not complete')
         run = session.make_callable(self._train_op)
         self._run = self._notes.on(session, self._train_op, run) if self._notes else run
 
@@ -92,11 +92,11 @@ class PastTheHooks(tf.train.SessionRunHook):
         if self._wait:
             self._wait()
         result = self._run()
-        liveness.PATIENCE.heard()
+        patience.PATIENCE.heard()
         return result
 
     def end(self, session):
-        liveness.PATIENCE.expect('the session is not closed')
+        patience.PATIENCE.expect('the session is not closed')
 
 
 def traced(session, train_op, progress, local_steps=1):
