@@ -4,7 +4,7 @@ import contextlib
 import sys
 
 from absl import flags
-from tfdist import notes, stopping, traffic
+from tfdist import batches, notes, stopping, traffic
 from tfdist.quiet import tf
 
 FLAGS = flags.FLAGS  # those of task_flags, too: a program that asks for a `config` has them
@@ -96,7 +96,8 @@ class PastTheHooks(tf.train.SessionRunHook):
         """Waits until this worker may go on, and returns the values of one run of `train_op`."""
         if self._wait:
             self._wait()
-        return self._run()
+        with batches.failures():
+            return self._run()
 
 
 def traced(session, train_op, progress, local_steps=1):
@@ -112,7 +113,7 @@ def traced(session, train_op, progress, local_steps=1):
       What one run sends, see `traffic.between_tasks`; nothing if there are no steps left to train.
     """
     def train(step_context):
-        with failures_of_ps():
+        with failures_of_ps(), batches.failures():
             return traffic.trace(step_context.session, train_op, progress, FLAGS.train_steps,
                                  local_steps)
 
