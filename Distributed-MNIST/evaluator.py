@@ -12,7 +12,7 @@ import os
 import sys
 
 from absl import flags
-from tfdist import checkpoints, console, evaluation, sessions
+from tfdist import averages, checkpoints, console, evaluation, sessions
 from tfdist.quiet import tf
 
 from worker import model  # with it come its flags: run.sh gives all programs the same ones
@@ -42,7 +42,7 @@ def export(checkpoint, step, export_dir):
         images = tf.placeholder(tf.float32, [None, model.read_index()['pixels']], 'images')
         scores = model.logits(images)
         outputs = {'classes': tf.argmax(scores, axis=1), 'probabilities': tf.nn.softmax(scores)}
-        checkpoints.Saver(None).restore(session, checkpoint)
+        averages.Saver(None).restore(session, checkpoint)
         directory = os.path.join(export_dir, str(step))
         if not os.path.isdir(directory):
             part = f'{directory}.{os.getpid()}'
@@ -58,7 +58,7 @@ def main(_):
     global_step = tf.train.get_or_create_global_step()
     FLAGS.eval_every_secs = FLAGS.stop_after_evals_without_gain = 0  # here each one is tested
     test = evaluation.Test(model, functools.partial(model.loss_and_metrics, training=False))
-    saver = checkpoints.Saver(None)
+    saver = averages.Saver(None)
     writer = tf.summary.FileWriter(os.path.join(FLAGS.model_dir, 'evaluator'))
     with tf.Session(config=sessions.config()) as session:
         session.run(tf.tables_initializer())

@@ -1,7 +1,8 @@
-"""The order of examples: of the seed, the worker, and the global step at which a session begins."""
+"""Batches: the order of examples, by seed, worker and global step; in pieces; what fails."""
 
 from absl import flags
 from conftest import load_program
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from tfdist import batches, problem
@@ -88,3 +89,96 @@ def test_steps_and_workers_do_not_meet():
             step.load(value, session)
             found += session.run(seeds)
     assert len(set(found)) == len(found) == 20 * 80
+
+
+def tags(shape=(12, 5)):
+    """Returns random 0s and numbers: some examples have no number, and others several."""
+    random = np.random.RandomState(0)
+    return random.randint(1, 9, shape) * (random.uniform(size=shape) < 0.3)
+
+
+def sparse(array):
+    """Returns an array as a `tf.SparseTensor` of what in it is not 0."""
+    return tf.SparseTensor(np.transpose(np.nonzero(array)), array[array != 0], array.shape)
+
+
+def stacked(nest, drop_remainder=True):
+    """Returns a nest of examples, batched by 2 and then by 3."""
+    dataset = tf.data.Dataset.from_tensor_slices(nest)
+    for size in 2, 3:
+        dataset = dataset.batch(size, drop_remainder=drop_remainder)
+    return batches.next_of(dataset)
+
+
+@pytest.mark.parametrize('shape', [(12, 5), (12, 2, 3), (12, 1)])
+def test_sparse_tensors_in_pieces(shape):
+    """In a nest with dense ones; each batch has the shape, and the numbers, of a slice."""
+    array = tags(shape)
+    with tf.Graph().as_default():
+        pieces = batches.in_pieces(stacked({'tags': sparse(array), 'more': (np.arange(12),)}))
+        assert all(isinstance(piece['tags'], tf.SparseTensor) for piece in pieces)
+        assert [piece['tags'].shape.ndims for piece in pieces] == [len(shape)] * 3
+        dense = [tf.sparse.to_dense(piece['tags']) for piece in pieces]
+        with tf.Session() as session:
+            session.run(tf.tables_initializer())
+            for first in 0, 6:
+                values, rest, raw = session.run([dense, [piece['more'][0] for piece in pieces],
+                                                 [piece['tags'] for piece in pieces]])
+                np.testing.assert_array_equal(values, array[first:first + 6].reshape(
+                    3, 2, *shape[1:]))
+                np.testing.assert_array_equal(np.ravel(rest), np.arange(first, first + 6))
+                for i, piece in enumerate(raw):
+                    part = array[first + 2 * i:first + 2 * i + 2]
+                    assert piece.indices.tolist() == np.transpose(np.nonzero(part)).tolist()
+                    assert tuple(piece.dense_shape) == part.shape
+
+
+@pytest.mark.parametrize('nest', [lambda: sparse(tags()), lambda: np.arange(12)])
+def test_how_many_pieces_has_to_be_known(nest):
+    with tf.Graph().as_default(), pytest.raises(
+            SystemExit, match='says by its shape how many batches there are: batch with drop_rem'):
+        batches.in_pieces(stacked(nest(), drop_remainder=False))
+
+
+def fails_by_itself():
+    def examples():
+        raise KeyError('of the model')
+        yield
+
+    return tf.data.Dataset.from_generator(examples, tf.int64)
+
+
+@pytest.mark.parametrize('dataset, complaint', [
+    (lambda: tf.data.TextLineDataset('/no/such.txt').repeat(),
+     r'^The data cannot be read: /no/such.txt; No such file or directory\. Mend them'),
+    (lambda: batches.mapped(tf.data.Dataset.range(9), lambda i: 1 // (i - 1)).prefetch(1),
+     r'^The data cannot be read: Integer division by zero\. Mend'),
+    (lambda: tf.data.Dataset.range(1), "^The model's train_batches came to an end: it has to"),
+])
+@pytest.mark.parametrize('device', [None, '/job:worker/task:1'])
+def test_data_that_cannot_be_read(cluster, dataset, complaint, device):
+    """One line, in one process and on a worker whose session is of another task."""
+    with tf.Graph().as_default(), tf.device(device):
+        result = batches.next_of(dataset())
+        if result.dtype == tf.int64:
+            result += 1
+        with tf.Session(cluster.servers['worker', 0].target if device else '') as session:
+            session.run(tf.tables_initializer())
+            with pytest.raises(SystemExit, match=complaint) as error, batches.failures():
+                for _ in range(2):
+                    session.run(result)
+    assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('make, kind', [
+    (lambda: batches.next_of(fails_by_itself()), tf.errors.OpError),
+    (lambda: tf.debugging.assert_greater(batches.next_of(tf.data.Dataset.range(9)),
+                                         tf.constant(9, tf.int64)), tf.errors.InvalidArgumentError),
+])
+def test_other_failures_are_left_as_they_are(make, kind):
+    """What Python raised in a function of the model, and what failed on data that were read."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        result = make()
+        session.run(tf.tables_initializer())
+        with pytest.raises(kind), batches.failures():
+            session.run(result)

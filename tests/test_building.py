@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 from test_seam import defaults
-from tfdist import batches, building, evaluation, local_rules, models, seam
+from tfdist import (averages, batches, building, checkpoints, evaluation, local_rules, models,
+                    seam)
 
 BATCH, FEATURES, STEPS = 6, 4, 20
 RATE = 0.1
@@ -571,19 +572,19 @@ def test_the_test_uses_moving_averages(monkeypatch, folder):
     scheme, network = scheme_of(folder, model)
     test = evaluation.Test(model, network.at_variables)
     dense = network.variables
-    averages = [variable for variable in tf.global_variables() if 'Moving' in variable.name]
-    assert len(averages) == len(dense) == 2
+    followers = [variable for variable in tf.global_variables() if 'Moving' in variable.name]
+    assert len(followers) == len(dense) == 2
     with tf.Session() as session:
         begin(session)
         for hook in scheme.hooks:
             hook.after_create_session(session, None)
-        expected = session.run(averages)
+        expected = session.run(followers)
         for t in range(1, 9):
             session.run(scheme.train_op)
             keep = min(0.5, (1 + t) / (10 + t))
             expected = [keep * average + (1 - keep) * value
                         for average, value in zip(expected, session.run(dense))]
-        for value, same in zip(session.run(averages), expected):
+        for value, same in zip(session.run(followers), expected):
             np.testing.assert_allclose(value, same, rtol=1e-5)
         figures, (weights, bias) = test.run(session), expected
     arrays = examples()
@@ -597,8 +598,8 @@ def test_a_table_has_no_average(monkeypatch):
     monkeypatch.setattr(flags.FLAGS['moving_average_decay'], 'value', 0.5)
     scheme, network = scheme_of('HogWild', model)
     test = evaluation.Test(model, network.at_variables)
-    averages = [variable for variable in tf.global_variables() if 'Moving' in variable.name]
-    assert [variable.op.name for variable in averages] == [
+    followers = [variable for variable in tf.global_variables() if 'Moving' in variable.name]
+    assert [variable.op.name for variable in followers] == [
         'rnn/lstm_cell/kernel/ExponentialMovingAverage',
         'rnn/lstm_cell/bias/ExponentialMovingAverage']
     with tf.Session() as session:
@@ -607,7 +608,48 @@ def test_a_table_has_no_average(monkeypatch):
         assert np.isfinite(test.run(session)['loss'])
 
 
+@pytest.mark.usefixtures('here')
+@pytest.mark.parametrize('function', [by_get_variable, by_parts, by_cells])
+@pytest.mark.parametrize('decay', [0.5, 0])
+def test_a_checkpoint_is_tested_by_its_averages(monkeypatch, tmp_path, function, decay):
+    """If it has any, and also in parts: who restores it sees what the chief's test sees."""
+    model = a_model(function)
+    monkeypatch.setattr(flags.FLAGS['moving_average_decay'], 'value', decay)
+    scheme, network = scheme_of('HogWild', model)
+    test = evaluation.Test(model, network.at_variables)
+    with tf.Session() as session:
+        begin(session)
+        for _ in range(4):
+            session.run(scheme.train_op)
+        expected = test.run(session)
+        path = tf.train.Saver().save(session, str(tmp_path / 'model.ckpt'))
+    figures = []
+    for saver in averages.Saver, checkpoints.Saver:
+        with tf.Graph().as_default(), tf.Session() as session:
+            tf.train.get_or_create_global_step()
+            alone = evaluation.Test(model, functools.partial(function, training=False))
+            saver(None).restore(session, path)
+            figures.append(alone.run(session))
+    assert figures[0] == pytest.approx(expected, rel=1e-6)
+    assert (figures[0] == figures[1]) == (decay == 0)
+
+
 # The test.
+
+@pytest.mark.usefixtures('here')
+def test_a_batch_that_begins_with_a_sparse_tensor():
+    def loss_and_metrics(batch):
+        sums = tf.sparse.reduce_sum(batch['x'], axis=1)
+        return tf.reduce_mean(sums), {'mean': tf.metrics.mean(sums)}
+
+    model, array = a_model(None), examples()['x']
+    model._module.test_batches = lambda size: tf.data.Dataset.from_tensor_slices(
+        {'x': tf.sparse.from_dense(array)}).batch(size)
+    with flagsaver.flagsaver(test_batch_size=7), tf.Session() as session:
+        figures = evaluation.Test(model, loss_and_metrics).run(session)
+    mean = array.sum(axis=1).mean()
+    assert figures == pytest.approx({'mean': mean, 'loss': mean}, rel=1e-4)
+
 
 @pytest.mark.usefixtures('here')
 def test_the_test_uses_what_was_learnt():

@@ -388,6 +388,35 @@ def test_a_checkpoint_that_is_of_no_use(program, records, tmp_path, damage, comp
     assert '\n' not in str(error.value)
 
 
+def loss_by(checkpoint, suffix, records):
+    """Returns the loss on the test set of what has a suffix to its name in a checkpoint."""
+    model = load_program(FOLDER, 'prepare_data').model
+    FLAGS(['', records])
+    with tf.Graph().as_default():
+        images, labels = evaluate(model.test_set())
+    read = tf.train.load_checkpoint(checkpoint).get_tensor
+    hidden, hidden_biases, weights, biases = [read(f'{name}{suffix}') for name in (
+        'hidden_0/weights', 'hidden_0/biases', 'logits/weights', 'logits/biases')]
+    scores = np.maximum(images.dot(hidden) + hidden_biases, 0).dot(weights) + biases
+    of_labels = scores[np.arange(len(labels)), labels]
+    return np.mean(np.log(np.exp(scores).sum(axis=1)) - of_labels)
+
+
+def test_moving_averages_are_evaluated_and_exported(programs, records):
+    """As by the chief's test; and they are not the parameters."""
+    model_dir = programs.directory / 'model'
+    run = programs.run_sh(FOLDER, '--train_steps=150', '--moving_average_decay=0.999', '--is_sync',
+                          f'--model_dir={model_dir}', records)
+    run.ends_well()
+    tested = run.matches(EVALUATED)[-1]
+    assert tested['step'] == '150' and tested['accuracy'] == run.wait_for(TEST)['accuracy']
+    plain, averaged = [loss_by(str(model_dir / 'model.ckpt-150'), suffix, records)
+                       for suffix in ('', '/ExponentialMovingAverage')]
+    assert float(tested['loss']) == pytest.approx(averaged, abs=6e-4)
+    assert abs(plain - averaged) > 0.01
+    predictions_equal_the_evaluation(run.wait_for(EXPORTED)['path'], tested, records)
+
+
 def python(program='task'):
     """Returns the command that starts a program of the folder."""
     return [sys.executable, ROOT / FOLDER / f'{program}.py']

@@ -1,14 +1,17 @@
 """Clicks: examples from a known model or from a file, and tables of which rows are read."""
 
 import importlib
+import re
 
 from absl import flags
 from absl.testing import flagsaver
 import numpy as np
+import processes
 import pytest
 import sklearn.metrics
 import tensorflow.compat.v1 as tf
 from tfdist import graphs
+from tfdist.batches import failures
 
 FLAGS = flags.FLAGS
 clicks = importlib.import_module('tfdist.gallery.clicks')
@@ -206,10 +209,42 @@ def test_a_file_that_is_none(criteo, text, complaint):
     assert str(path) in str(error.value) and '\n' not in str(error.value)
 
 
-def test_a_line_without_a_label_is_an_error(criteo):
-    (criteo / 'train.txt').write_text(line(1, 0) + line(2, ''))
-    with pytest.raises(tf.errors.InvalidArgumentError, match='Field 0 is required'):
-        evaluate(clicks.train_batches(4, 1))
+DAMAGED = {'no label': line(2, ''), 'a label of its own': line(2, 2), 'a column less':
+           line(2, 1).replace('\t-2', ''), 'a column more': line(2, 1)[:-1] + '\tmore\n',
+           'no number': line(2, 1, ['x'] * 13), 'empty': '\n'}
+
+
+@pytest.mark.parametrize('name', ['train.txt', 'test.txt'])
+@pytest.mark.parametrize('damaged', DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_line(criteo, name, damaged):
+    """It is said by name of the file, what it begins with, and in one line."""
+    (criteo / name).write_text(line(1, 0) + line(7, 1, ['-1.5'] + [''] * 12) + damaged)
+    with pytest.raises(SystemExit) as error, failures():
+        if name == 'train.txt':
+            evaluate(clicks.train_batches(3, 1))
+        else:
+            whole(clicks.test_batches(3))
+    begin = damaged[:40].rstrip('\n').replace('\t', '\\t')
+    assert str(error.value) == (
+        f'The data cannot be read: assertion failed: [{criteo / name} has a line that is not in '
+        'the format of Criteo: a label, 0 or 1, 13 numbers and 26 ids, with tabs in between: '
+        f'{begin}]. Mend them, or what the model reads them by.')
+
+
+@pytest.mark.parametrize('folder, name', [
+    ('HogWild', 'train.txt'), ('Non-Distributed-Setup', 'test.txt'), *(
+        pytest.param(folder, 'train.txt', marks=pytest.mark.thorough)
+        for folder in ('Synchronous-SGD', 'Ring-AllReduce', 'In-Graph-Replication'))])
+def test_a_run_on_a_damaged_file(programs, criteo, folder, name):
+    """Who finds the damage says so, and the others are ended."""
+    lines = (criteo / name).read_text().splitlines(keepends=True)
+    lines[11:13] = DAMAGED['a column less'], DAMAGED['no label']  # one for each of two workers
+    (criteo / name).write_text(''.join(lines))
+    run = programs.run_sh(folder, '--model=clicks', '--clicks_rows=1000', f'--data_dir={criteo}',
+                          '--train_steps=20', '--batch_size=10')
+    said = f'^The data cannot be read: .*{criteo / name} has a line that is not in the format'
+    run.fails(f'{said}|^worker .: lost another worker', lines=range(1, 3))
+    assert any(re.search(said, line) for line in run.err) and not run.matches(processes.TEST)
 
 
 @pytest.mark.parametrize('from_file, width', [(False, 8 * 32), (True, 26 * 32 + 13)])

@@ -2,6 +2,7 @@
 
 import types
 
+from absl import flags
 from conftest import load_program
 import numpy as np
 import pytest
@@ -21,21 +22,29 @@ def loss_and_metrics(batch, training, parts=1):
     table = tf.get_variable('table', [ROWS, DIMENSION], partitioner=partitioner,
                             initializer=tf.random_uniform_initializer(-1, 1, seed=3))
     weights = tf.get_variable('weights', initializer=tf.constant([[0.5], [-1.5]]))
-    units = tf.reduce_sum(tf.nn.embedding_lookup(table, batch['ids']), axis=1)
+    if isinstance(batch['ids'], tf.SparseTensor):
+        units = tf.nn.embedding_lookup_sparse(table, batch['ids'], None, combiner='sum')
+    else:
+        units = tf.reduce_sum(tf.nn.embedding_lookup(table, batch['ids']), axis=1)
     error = tf.matmul(units, weights)[:, 0] - batch['target']
     return tf.reduce_mean(tf.square(error)), {}
 
 
-def batches_of(worker, count, num_rows=ROWS):
-    """Returns the batches of a worker: with ids that come twice, and others that never come."""
+def batches_of(worker, count, num_rows=ROWS, sparse=False):
+    """Returns the batches of a worker: with ids that come twice, and others that never come.
+
+    If they are sparse, some examples have two, and others one.
+    """
     random = np.random.RandomState(worker)
     examples = {'ids': random.randint(num_rows, size=(60, 2)),
                 'target': random.normal(size=60).astype(np.float32)}
+    if sparse:
+        where = np.argwhere((examples['ids'] < num_rows - 2) | [True, False])
+        examples['ids'] = tf.SparseTensor(where, examples['ids'][tuple(where.T)], [60, 2])
     dataset = tf.data.Dataset.from_tensor_slices(examples).repeat()
     for size in BATCH, count:
         dataset = dataset.batch(size, drop_remainder=True)
-    stacked = batches.next_of(dataset)
-    return [{name: stacked[name][i] for name in stacked} for i in range(count)]
+    return batches.in_pieces(batches.next_of(dataset))
 
 
 def a_model(**kwargs):
@@ -48,7 +57,8 @@ def a_model(**kwargs):
 class Trained:
     """All workers of a scheme, in one graph and one session."""
 
-    def __init__(self, folder, num_workers, changes, with_tables, parts=1, num_rows=ROWS):
+    def __init__(self, folder, num_workers, changes, with_tables, parts=1, num_rows=ROWS,
+                 sparse=False):
         if folder == 'SSP':
             num_workers = 1  # there is one gate in a graph
         program = load_program(folder)
@@ -58,9 +68,9 @@ class Trained:
             tf.set_random_seed(1)
             global_step = tf.train.get_or_create_global_step()
             count = program.Scheme.local_steps(hparams)
-            self.network = building.Network(a_model(parts=parts), batches_of(0, count),
-                                            with_tables=with_tables)
-            self.batches = [batches_of(i, count, num_rows) for i in range(num_workers)]
+            self.network = building.Network(
+                a_model(parts=parts), batches_of(0, count, sparse=sparse), with_tables=with_tables)
+            self.batches = [batches_of(i, count, num_rows, sparse) for i in range(num_workers)]
             self.schemes = [
                 program.Scheme(self.network.again(own), global_step, hparams, i, num_workers)
                 for i, own in enumerate(self.batches)]
@@ -90,6 +100,7 @@ class Trained:
 def trained(monkeypatch):
     """A function that makes a `Trained`; it has no devices of workers."""
     made = []
+    flags.FLAGS.mark_as_parsed()
 
     def make(*args, **kwargs):
         with monkeypatch.context() as patch:
@@ -110,7 +121,17 @@ def test_rows_are_trained_as_if_the_table_were_dense(trained, monkeypatch, folde
                                                      num_workers, parts, num_rows):
     # Lazily is not the same; see below.
     monkeypatch.setattr(optimizers, 'LazyAdam', tf.train.AdamOptimizer)
-    rows, dense = [trained(folder, num_workers, changes, with_tables, parts, num_rows)
+    as_if_dense(trained, folder, num_workers, changes, parts, num_rows)
+
+
+@pytest.mark.parametrize('folder, changes', [case for case in KEPT if case.values[0] == 'AGN'])
+def test_rows_of_sparse_ids(trained, folder, changes):
+    as_if_dense(trained, folder, 2, changes, 3, sparse=True)
+
+
+def as_if_dense(trained, folder, num_workers, changes, parts, num_rows=ROWS, sparse=False):
+    """Asserts that a table is trained in the same way if it is left where it is."""
+    rows, dense = [trained(folder, num_workers, changes, with_tables, parts, num_rows, sparse)
                    for with_tables in (True, False)]
     kinds = [type(variable) for variable in rows.network.variables]
     assert kinds.count(tables.Rows) == parts and tables.Rows not in map(

@@ -1,7 +1,7 @@
 """Moving averages of the parameters, kept with the center: the test uses them in its place."""
 
 from absl import flags
-from tfdist import models, tables
+from tfdist import checkpoints, models, tables
 from tfdist.quiet import tf
 
 FLAGS = flags.FLAGS
@@ -52,3 +52,24 @@ class Averages:
         """Returns a list of tensors, where they are, one for each variable; None for a table."""
         return [None if variable is None else self._averages.average(variable).read_value()
                 for variable in self._variables]
+
+
+class Saver(checkpoints.Saver):
+    """A `checkpoints.Saver` that restores averages in the place of the variables, where there are.
+
+    So the variables have what the chief's test has in their place.
+    """
+
+    def restore(self, sess, save_path):
+        """See `checkpoints.Saver`."""
+        super().restore(sess, save_path)
+        reader = tf.train.load_checkpoint(save_path)
+        for variable in tf.trainable_variables():
+            part = variable._get_save_slice_info()  # in a checkpoint the parts of one are together
+            name = f'{part.full_name if part else variable.op.name}/ExponentialMovingAverage'
+            if reader.has_tensor(name):
+                value = reader.get_tensor(name)
+                if part:
+                    value = value[tuple(slice(begin, begin + size) for begin, size in
+                                        zip(part.var_offset, part.var_shape))]
+                variable.load(value, sess)

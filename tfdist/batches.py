@@ -1,7 +1,16 @@
 """Batches of arrays, as tensors: a worker's shard for ever, or a test set as a whole."""
 
+import contextlib
+import re
+import sys
+
 import numpy as np
 from tfdist.quiet import tf
+
+# In TensorFlow's message: a line that says why, and below it which op failed, an iterator in the
+# end. An op on another device that only got no batch has a name that goes on, such as /_5.
+_FAILED = re.compile(r'(.+)\n(?:\s*\[\[.*\]\]\n)*?\s*\[\[[^]]*IteratorGetNext(?:_\d+)?[ }\]]')
+_WHERE = re.compile(r'.*(?:\}\}|Iterator::\S+) ')  # in the dataset, and of no help
 
 
 def tensors(arrays):
@@ -109,6 +118,53 @@ def next_of(dataset):
 
 
 def in_pieces(stacked):
-    """Returns a list of batches, nests of tensors, from one of tensors [count, ...]."""
-    pieces = zip(*map(tf.unstack, tf.nest.flatten(stacked)))
+    """Splits a nest of tensors, as of a `tf.data.Dataset` that was batched twice, into batches.
+
+    Args:
+      stacked: nest of tensors [count, ...], dense or sparse.
+
+    Returns:
+      List of `count` such nests of tensors [...].
+
+    Raises:
+      SystemExit: if no tensor has a shape that says how many there are.
+    """
+    flat = tf.nest.flatten(stacked)
+    counts = [tf.compat.dimension_value(tensor.shape[0]) for tensor in flat]
+    count = next(filter(None, counts), None)
+    if count is None:
+        sys.exit('No tensor of train_batches says by its shape how many batches there are: batch '
+                 'with drop_remainder=True, and have one tensor that is dense, such as labels.')
+    pieces = zip(*(_unstack(tensor, count) for tensor in flat))
     return [tf.nest.pack_sequence_as(stacked, piece) for piece in pieces]
+
+
+def _unstack(tensor, count):
+    """Returns a list of `count` tensors [...] from one, dense or sparse, of [count, ...]."""
+    if not isinstance(tensor, tf.SparseTensor):
+        return tf.unstack(tensor, count)
+    parts = tf.sparse.split(sp_input=tensor, num_split=count, axis=0)  # each [1, ...]
+    return [tf.SparseTensor(part.indices[:, 1:], part.values, part.dense_shape[1:])
+            for part in parts]
+
+
+@contextlib.contextmanager
+def failures():
+    """Ends the program in one line if an iterator fails in what it runs.
+
+    What Python raised in a model's own function keeps its traceback.
+
+    Raises:
+      SystemExit: saying what TensorFlow says of the data.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        failed = _FAILED.search(error.message)
+        if not failed or 'Traceback (most recent' in error.message:
+            raise
+        if isinstance(error, tf.errors.OutOfRangeError):
+            sys.exit("The model's train_batches came to an end: it has to bring fresh batches for "
+                     'ever. Let its Dataset repeat().')
+        sys.exit(f'The data cannot be read: {_WHERE.sub("", failed.group(1)).strip()[:500]}. Mend '
+                 'them, or what the model reads them by.')

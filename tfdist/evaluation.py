@@ -6,7 +6,7 @@ import sys
 import time
 
 from absl import flags
-from tfdist import checkpoints, stopping
+from tfdist import batches, checkpoints, patience, stopping
 from tfdist.quiet import tf
 
 FLAGS = flags.FLAGS
@@ -28,11 +28,11 @@ class Test:
         iterator = tf.data.make_initializable_iterator(model.test_batches(FLAGS.test_batch_size))
         batch = iterator.get_next()
         first = tf.nest.flatten(batch)[0]
-        is_sparse = isinstance(first, tf.SparseTensor)
+        shape = first.dense_shape if isinstance(first, tf.SparseTensor) else tf.shape(first)
         others = set(tf.local_variables())
 
         def here(next_creator, **kwargs):  # and not on a ps, as other variables
-            with tf.device(first.device):
+            with tf.device(shape.device):
                 return next_creator(**kwargs)
 
         with tf.variable_creator_scope(here):
@@ -51,23 +51,29 @@ class Test:
             self._best = _Best(self._names)
             self._board = stopping.Board(tf.train.get_global_step())
         self._last = time.monotonic()
-        self._take_in = (first.dense_shape[0] if is_sparse else tf.shape(first)[0], means,
+        self._take_in = (shape[0], means,
                          [metric[1] for metric in metrics.values() if isinstance(metric, tuple)])
 
     def run(self, session):
         """Returns a dict of floats, in a `tf.Session`: the metrics in the model's order, the loss.
 
         The mean of a metric is over the examples: a batch of fewer counts for less.
+
+        Raises:
+          SystemExit: if the test set is empty, or cannot be read.
         """
         session.run(self._begin)
         examples, sums = 0, None
-        while True:
-            try:
-                size, means, _ = session.run(self._take_in)
-            except tf.errors.OutOfRangeError:
-                break
-            examples += size
-            sums = {name: mean * size + (sums[name] if sums else 0) for name, mean in means.items()}
+        with batches.failures():
+            while True:
+                try:
+                    size, means, _ = session.run(self._take_in)
+                except tf.errors.OutOfRangeError:
+                    break
+                patience.PATIENCE.heard()
+                examples += size
+                sums = {name: mean * size + (sums[name] if sums else 0)
+                        for name, mean in means.items()}
         if not examples:
             sys.exit('The test set is empty: there is nothing to test on.')
         figures = {name: total / examples for name, total in sums.items()}

@@ -3,7 +3,7 @@
 import contextlib
 
 from absl import flags
-from tfdist import notes, patience, stopping, traffic
+from tfdist import batches, notes, patience, stopping, traffic
 from tfdist.quiet import tf
 
 FLAGS = flags.FLAGS  # those of task_flags, too: a program that asks for a `config` has them
@@ -91,7 +91,8 @@ class PastTheHooks(tf.train.SessionRunHook):
         """Waits until this worker may go on, and returns the values of one run of `train_op`."""
         if self._wait:
             self._wait()
-        result = self._run()
+        with batches.failures():
+            result = self._run()
         patience.PATIENCE.heard()
         return result
 
@@ -112,7 +113,7 @@ def traced(session, train_op, progress, local_steps=1):
       What one run sends, see `traffic.between_tasks`; nothing if there are no steps left to train.
     """
     def train(step_context):
-        with failures_of_ps():
+        with failures_of_ps(), batches.failures():
             return traffic.trace(step_context.session, train_op, progress, FLAGS.train_steps,
                                  local_steps)
 

@@ -64,8 +64,8 @@ def test_one_is_paused_for_less(programs, folder, task):
 @pytest.mark.thorough
 @pytest.mark.parametrize('folder, task, line', [
     ('HogWild', ('ps', 0), r'ps 0 at \S+ does not answer \(timed out\)'),
-    ('Synchronous-SGD', ('worker', 1), r'the step is not complete \(worker 1 at \S+ does not answer '
-                                       r'\(timed out\)\)'),
+    ('Synchronous-SGD', ('worker', 1), r'the step is not complete \(worker 1 at \S+ does not '
+                                       r'answer \(timed out\)\)'),
     ('Ring-AllReduce', ('worker', 1), r'worker 1 at \S+ does not answer \(timed out\)')])
 def test_one_is_paused_for_longer(programs, folder, task, line):
     """The others end in one line, and what is woken then ends, too."""

@@ -11,6 +11,7 @@ Heng-Tze Cheng et al., "Wide & Deep Learning for Recommender Systems", 2016, arX
 
 import itertools
 import os
+import re
 import sys
 
 from absl import flags
@@ -35,6 +36,10 @@ _PAIRS = [(0, 1), (2, 3)]  # of fields whose ids act together
 _HIDDEN_UNITS = [64, 32]
 _DRAWN_AT_ONCE = 4096  # examples: so a batch costs little
 _CRITEO_NUMBERS, _CRITEO_FIELDS = 13, 26
+_CRITEO_LINE = (r'[01](?:\t-?\d*(?:\.\d+)?){%d}(?:\t[^\t]*){%d}'
+                % (_CRITEO_NUMBERS, _CRITEO_FIELDS))
+_CRITEO_FORM = (f'the format of Criteo: a label, 0 or 1, {_CRITEO_NUMBERS} numbers and '
+                f'{_CRITEO_FIELDS} ids, with tabs in between')
 _SHUFFLED = 10000  # lines among which the next one is drawn
 
 
@@ -133,26 +138,32 @@ def _criteo(name, num_shards=1):
       SystemExit: if it is not a file in the format of Criteo, or too short.
     """
     path = os.path.join(os.path.expanduser(FLAGS.data_dir), name)
-    columns = 1 + _CRITEO_NUMBERS + _CRITEO_FIELDS
     try:
         with open(path, encoding='ascii') as file:
-            lines = [line.split('\t') for line in itertools.islice(file, num_shards)]
+            lines = [line.rstrip('\n') for line in itertools.islice(file, num_shards)]
     except (OSError, ValueError) as error:
         sys.exit(f'--data_dir: {path} cannot be read ({error}). Put train.txt and test.txt there, '
                  'or leave --data_dir out.')
     if len(lines) < num_shards:
         sys.exit(f'--data_dir: {path} has {len(lines)} lines, too few for {num_shards} workers.')
-    if any(len(line) != columns or line[0] not in {'0', '1'} for line in lines):
-        sys.exit(f'--data_dir: {path} is not in the format of Criteo: a label, 0 or 1, '
-                 f'{_CRITEO_NUMBERS} numbers and {_CRITEO_FIELDS} ids, with tabs in between.')
+    if not all(re.fullmatch(_CRITEO_LINE, line) for line in lines):
+        sys.exit(f'--data_dir: {path} is not in {_CRITEO_FORM}.')
     return path
 
 
-def _parse(lines):
-    """Returns batches, as from `train_batches`, of lines, a tensor of strings of any shape."""
+def _parse(lines, path):
+    """Returns batches, as from `train_batches`, of lines, a tensor of strings of any shape.
+
+    A line that is not in the format of Criteo is an error, which names the file, `path`.
+    """
+    right = tf.strings.regex_full_match(lines, _CRITEO_LINE)
+    wrong = tf.strings.substr(tf.boolean_mask(lines, tf.logical_not(right))[:1], 0, 40)
+    complaint = tf.strings.join([f'{path} has a line that is not in {_CRITEO_FORM}: ', wrong])
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(right), [complaint])]):
+        lines = tf.identity(lines)
     label, *columns = tf.io.decode_csv(
-        lines, [tf.constant([], tf.float32)] +  # it has no default: it has to be there
-        _CRITEO_NUMBERS * [0.] + _CRITEO_FIELDS * [''], field_delim='\t', use_quote_delim=False)
+        lines, (1 + _CRITEO_NUMBERS) * [0.] + _CRITEO_FIELDS * [''], field_delim='\t',
+        use_quote_delim=False)
     numbers = tf.stack(columns[:_CRITEO_NUMBERS], axis=-1)
     names = [tf.strings.join([f'{i}:', column])  # each column has hashes of its own
              for i, column in enumerate(columns[_CRITEO_NUMBERS:])]
@@ -177,11 +188,12 @@ def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
     """
     seed = batches.order_seed(seed, shard, num_shards)
     if FLAGS.data_dir:
-        lines = tf.data.TextLineDataset(_criteo('train.txt', num_shards)).shard(num_shards, shard)
+        path = _criteo('train.txt', num_shards)
+        lines = tf.data.TextLineDataset(path).shard(num_shards, shard)
         lines = lines.shuffle(_SHUFFLED, seed=seed).repeat()
         for size in batch_size, count:
             lines = lines.batch(size, drop_remainder=True)
-        dataset = batches.mapped(lines, _parse).prefetch(1)
+        dataset = batches.mapped(lines, lambda lines: _parse(lines, path)).prefetch(1)
     else:
         dataset = _draw_for_ever(batch_size, count, seed)
     return batches.in_pieces(batches.next_of(dataset))
@@ -190,8 +202,9 @@ def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
 def test_batches(batch_size):
     """Returns the test set, a `tf.data.Dataset` of batches as from `train_batches`."""
     if FLAGS.data_dir:
-        lines = tf.data.TextLineDataset(_criteo('test.txt'))
-        return batches.mapped(lines.batch(batch_size), _parse)
+        path = _criteo('test.txt')
+        lines = tf.data.TextLineDataset(path).batch(batch_size)
+        return batches.mapped(lines, lambda lines: _parse(lines, path))
     return tf.data.Dataset.from_tensor_slices(_draw_test()).batch(batch_size)
 
 
