@@ -89,7 +89,7 @@ def main(_):
 
     past_the_hooks = [sessions.PastTheHooks(step, test=None if i else test)
                       for i, step in enumerate(steps)]
-    checkpoints.check_model_dir(FLAGS.model_dir)
+    checkpoints.claim(FLAGS.model_dir, 'threads')
     with tf.train.MonitoredTrainingSession(
             checkpoint_dir=FLAGS.model_dir, config=tf.ConfigProto(**options),
             scaffold=tf.train.Scaffold(saver=checkpoints.Saver('threads')),

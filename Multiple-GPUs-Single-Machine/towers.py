@@ -198,7 +198,7 @@ def main(_):
         train_op = make_step(towers, global_step, FLAGS)
 
     past_the_hooks = sessions.PastTheHooks(train_op, test=test)
-    checkpoints.check_model_dir(FLAGS.model_dir)
+    checkpoints.claim(FLAGS.model_dir, 'towers')
     with tf.train.MonitoredTrainingSession(
             checkpoint_dir=FLAGS.model_dir, config=tf.ConfigProto(**options),
             scaffold=tf.train.Scaffold(saver=checkpoints.Saver('towers')),

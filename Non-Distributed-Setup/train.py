@@ -42,7 +42,7 @@ def main(_):
     scheme = Scheme(network, global_step, FLAGS, task_index=0, num_workers=1)
 
     past_the_hooks = sessions.PastTheHooks(scheme.train_op, test=test)
-    checkpoints.check_model_dir(FLAGS.model_dir)
+    checkpoints.claim(FLAGS.model_dir, 'train')
     scaffold = tf.train.Scaffold(saver=checkpoints.Saver('train'))
     with tf.train.MonitoredTrainingSession(
             checkpoint_dir=FLAGS.model_dir, scaffold=scaffold, hooks=[past_the_hooks],

@@ -208,7 +208,7 @@ def meet_and_train(_):
     past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test,
                                            board='/job:worker/task:0')
     model_dir = FLAGS.model_dir if is_chief else None  # all have the same to save
-    checkpoints.check_model_dir(model_dir)
+    checkpoints.claim(model_dir, f'worker {task_index}')
     with tf.train.MonitoredTrainingSession(
             server.target, is_chief=True, checkpoint_dir=model_dir,
             scaffold=tf.train.Scaffold(saver=checkpoints.Saver(f'worker {task_index}')),

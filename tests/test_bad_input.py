@@ -57,6 +57,15 @@ def test_sizes(folder, program):
             pytest.fail(f'--{name}={value} is taken')
 
 
+@pytest.mark.parametrize('flag', ['--patience_secs=nan', '--save_checkpoint_secs=nan',
+                                  '--learning_rate=nan', '--train_steps=1' + 20 * '0',
+                                  '--save_checkpoint_secs=0.5'])
+def test_numbers_that_are_none(flag):
+    load_program('HogWild')
+    with flagsaver.flagsaver(), pytest.raises(SystemExit, match=f'flag {flag}: '):
+        console._parse_flags(['worker.py', flag])
+
+
 @pytest.mark.parametrize('straggler', ['1', '1:', ':1', '1:2:3', 'one:1', '1:long', '0:1,1',
                                        '1:-1', '1:nan', '1:inf'])
 def test_straggler(straggler):
@@ -176,18 +185,18 @@ def _only(model_dir, pattern):
 
 
 DAMAGES = {
-    'data cut': (lambda d: _cut(_only(d, 'model.ckpt-20.data*')), 'cannot be restored'),
-    'data empty': (lambda d: _only(d, 'model.ckpt-20.data*').write_bytes(b''),
-                   'cannot be restored'),
-    'data missing': (lambda d: _only(d, 'model.ckpt-20.data*').unlink(), 'cannot be restored'),
-    'index cut': (lambda d: _cut(d / 'model.ckpt-20.index'), 'cannot be restored'),
-    'index missing': (lambda d: (d / 'model.ckpt-20.index').unlink(), '"checkpoint" is damaged'),
+    'data cut': (lambda d: _cut(_only(d, 'model.ckpt-20.data*')), 'is damaged'),
+    'data empty': (lambda d: _only(d, 'model.ckpt-20.data*').write_bytes(b''), 'is damaged'),
+    'data missing': (lambda d: _only(d, 'model.ckpt-20.data*').unlink(), 'is damaged'),
+    'index cut': (lambda d: _cut(d / 'model.ckpt-20.index'), 'is damaged'),
+    'all missing': (lambda d: [path.unlink() for path in d.glob('model.ckpt-*.index')],
+                    '"checkpoint" is damaged'),
     'list of noise': (lambda d: (d / 'checkpoint').write_bytes(b'\xff\0\xfe' * 9),
                       '"checkpoint" is damaged'),
     'list of words': (lambda d: (d / 'checkpoint').write_text('model.ckpt'),
                       '"checkpoint" is damaged'),
-    'other shapes': (_of_other_shapes, 'cannot be restored, it is damaged or of another model'),
-    'other names': (_of_other_names, 'cannot be restored, it is damaged or of another model'),
+    'other shapes': (_of_other_shapes, 'is of another model'),
+    'other names': (_of_other_names, 'is of another model'),
 }
 
 

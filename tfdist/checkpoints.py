@@ -1,11 +1,60 @@
 """Checkpoints: directories, savers that fail in one line, a chief that undoes nobody's work."""
 
+import fcntl
+import glob
 import os
+import shutil
 import sys
 import tempfile
 
 from tfdist import console
 from tfdist.quiet import tf
+
+
+_LOCKED = []  # files: the system unlocks them when this process ends, however it does
+
+
+def claim(model_dir, name):
+    """Makes `model_dir`, a string or None, this run's own, and clears up what others left there.
+
+    Args:
+      model_dir: string or None.
+      name: string, who is speaking, such as 'worker 0'.
+
+    Raises:
+      SystemExit: if another run has it, or see `check_model_dir`.
+    """
+    if model_dir and os.path.isdir(model_dir):
+        _pass_over_what_is_gone(model_dir, name)
+    check_model_dir(model_dir)
+    if not model_dir:
+        return
+    file = open(os.path.join(model_dir, 'lock'), 'a', encoding='utf-8')
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(f'--model_dir={model_dir} is in use by another run. Give another one, or end that '
+                 'run first.')
+    except OSError as error:
+        console.say(name, f'--model_dir={model_dir} cannot be locked ({error.strerror}): nothing '
+                    'keeps another run from using it, too')
+    _LOCKED.append(file)
+    for place in model_dir, os.path.join(model_dir, 'best'):  # of checkpoints that were not ended
+        for part in glob.glob(os.path.join(glob.escape(place), 'model.ckpt-*_temp_*')):
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _pass_over_what_is_gone(model_dir, name):
+    """Has the list of checkpoints end with one that is there, if the last one is not."""
+    try:
+        state = tf.train.get_checkpoint_state(model_dir)
+        listed = list(state.all_model_checkpoint_paths) if state else []
+        there = [path for path in listed if tf.train.checkpoint_exists(path)]
+    except (tf.errors.OpError, ValueError):
+        return
+    if there and there[-1] != state.model_checkpoint_path:
+        tf.train.update_checkpoint_state(model_dir, there[-1], there)
+        console.say(name, f'{state.model_checkpoint_path} is gone, {there[-1]} is the last one now')
 
 
 def check_model_dir(model_dir):
@@ -68,11 +117,35 @@ class Saver(tf.train.Saver):
         except (tf.errors.AbortedError, tf.errors.UnavailableError):
             raise  # a ps died meanwhile: the session is made anew
         except (tf.errors.OpError, ValueError) as error:
-            sys.exit(f'The checkpoint {save_path} cannot be restored, it is damaged or of another '
-                     f'model ({str(error).splitlines()[0][:200]}). Give another --model_dir, or '
-                     'delete it.')
+            # A first line may only say where.
+            reason = next((line for line in str(error).splitlines()
+                           if line.strip() and not line.endswith(':')), '')[:200]
+            sys.exit(f'The checkpoint {save_path} {_complaint(save_path, reason)}')
         if self._name:
             console.say(self._name, f'resumes from {save_path}')
+
+
+def _complaint(path, reason):
+    """Returns what is wrong with a checkpoint that cannot be restored, and what to do."""
+    if _is_whole(path):
+        return f'is of another model ({reason}). Give another --model_dir, or delete it.'
+    state = tf.train.get_checkpoint_state(os.path.dirname(path))
+    older = next((each for each in reversed(state.all_model_checkpoint_paths if state else [])
+                  if each != path and _is_whole(each)), None)
+    return f'is damaged ({reason}). ' + (
+        f'The next older one that is whole is {older}: to go on from there, delete {path}.*'
+        if older else 'There is no older one that is whole: give another --model_dir.')
+
+
+def _is_whole(path):
+    """Returns whether all of a checkpoint can be read; that takes as long as to restore it."""
+    try:
+        reader = tf.train.load_checkpoint(path)
+        for name in reader.get_variable_to_shape_map():
+            reader.get_tensor(name)
+    except (tf.errors.OpError, ValueError):
+        return False
+    return True
 
 
 class _SaverOfLost(Saver):
@@ -100,7 +173,7 @@ def chief_scaffold(model_dir, name='worker 0'):
     Raises:
       SystemExit: if `model_dir` cannot be used.
     """
-    check_model_dir(model_dir)
+    claim(model_dir, name)
     lost = tf.report_uninitialized_variables(tf.global_variables())
     initialize = tf.global_variables_initializer()
 

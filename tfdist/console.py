@@ -1,5 +1,6 @@
 """How a program begins and how it fails: flags that are right, errors in one line."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -19,6 +20,11 @@ def _parse_flags(argv):
         rest = FLAGS(argv)
     except flags.Error as error:
         sys.exit(f'{argv[0]}: {error} (--help lists the flags)')
+    for name in FLAGS:
+        value = FLAGS[name].value
+        if value != value or isinstance(value, int) and abs(value) >= 2 ** 63:  # nan is not itself
+            sys.exit(f'{argv[0]}: flag --{name}={value}: there is no such number here (--help '
+                     'lists the flags)')
     if rest[1:]:
         sys.exit(f'{argv[0]}: what is "{rest[1]}"? Flags begin with -- (--help lists them).')
     return rest
@@ -32,8 +38,7 @@ def run(main):
         app.run(main, flags_parser=_parse_flags)
     except SystemExit as error:
         if isinstance(error.code, str):
-            # Python would write the end of the line by itself, and other tasks may write meanwhile.
-            os.write(2, f'{error.code}\n'.encode())
+            _complain(error.code)
             sys.exit(1)
         raise
 
@@ -45,8 +50,19 @@ def say(name, text):
       name: string, who is speaking, for example 'worker 1'.
       text: string, what.
     """
-    sys.stdout.write(f'{name}: {text}\n')  # in one piece: other processes write, too
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(f'{name}: {text}\n')  # in one piece: other processes write, too
+        sys.stdout.flush()
+    except OSError as error:  # the disk is full, or who read it is gone: no reason to lose the run
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _complain(f'{name}: stdout cannot be written to ({error.strerror}); training goes on, and '
+                  'says nothing more')
+
+
+def _complain(line):
+    """Writes a line on stderr, in one piece, if that can be written to."""
+    with contextlib.suppress(OSError):
+        os.write(2, f'{line}\n'.encode())
 
 
 def give_up(line):
@@ -54,6 +70,5 @@ def give_up(line):
 
     The main thread may be deep in the runtime, and heed no exception.
     """
-    sys.stderr.write(f'{line}\n')
-    sys.stderr.flush()
+    _complain(line)
     os._exit(1)

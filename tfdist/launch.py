@@ -13,6 +13,8 @@ others are ended.
 """
 
 import argparse
+import ctypes
+import functools
 import json
 import os
 import shutil
@@ -24,6 +26,7 @@ import time
 from tfdist import ports
 
 _KILL_AFTER_SECS = 5  # a task that heeds no SIGTERM
+_SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 
 
 def main(folder):
@@ -150,6 +153,14 @@ def _confine(local_only):
          f'({tried.stdout.strip()})')
 
 
+def _end_with(parent):
+    """Has the system end this process when its parent, a process id, ends, however it does."""
+    if sys.platform == 'linux':
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != parent:  # that was too late
+            os._exit(1)
+
+
 class Run:
     """The processes of one run."""
 
@@ -167,7 +178,8 @@ class Run:
     def start(self, command, env):
         """Starts a process, unless a signal came: from a list of strings, with an environment."""
         if self._signal is None:
-            self._processes.append(subprocess.Popen(command, env=env))
+            self._processes.append(subprocess.Popen(
+                command, env=env, preexec_fn=functools.partial(_end_with, os.getpid())))
 
     def wait(self):
         """Waits until all have ended well.

@@ -38,7 +38,7 @@ def define(train_steps, learning_rate, communication_window=None, counted='updat
     flags.DEFINE_integer('seed', 1, 'of the initial values and the order of the examples')
     flags.DEFINE_string('model_dir', None,
                         'directory for checkpoints and summaries, seen by all tasks')
-    flags.DEFINE_float('save_checkpoint_secs', 60, 'time between checkpoints', lower_bound=0.1)
+    flags.DEFINE_float('save_checkpoint_secs', 60, 'time between checkpoints', lower_bound=1)
     flags.DEFINE_integer('log_every_n_steps', 500, 'local steps between two lines', lower_bound=1)
     if straggler:
         flags.DEFINE_list('straggler', [], 'worker:seconds[,...], artificial delays of each local '
