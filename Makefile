@@ -5,6 +5,7 @@
 # make test          run the tests, in minutes; ARGS="-k hogwild" passes arguments to pytest
 # make test-all      run all of them: every case, every engine, each task killed in each way
 # make test-both     all of them on TensorFlow 1.15, and make test on 2.21
+# make soak          faults at random for an hour; ARGS=--minutes=5
 # make bench         measure: steps per second, start-up, memory
 # make clean         remove the environments and caches
 #
@@ -27,7 +28,7 @@ python := $(abspath $(VENV))/bin/python
 examples := $(patsubst %/model.py,%,$(wildcard */model.py))
 LOGDIR ?= $(firstword $(wildcard Comparison/mine/tensorboard Comparison/quick/tensorboard))
 
-.PHONY: help $(examples) compare tensorboard notebooks test test-all test-both bench clean
+.PHONY: help $(examples) compare tensorboard notebooks test test-all test-both soak bench clean
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
@@ -62,6 +63,9 @@ else
 	$(MAKE) test-all VENV=.venv PYTHON=$(tf1_python)
 	$(MAKE) test VENV=.venv-tf2 PYTHON=$(tf2_python)
 endif
+
+soak: $(VENV)/installed
+	@$(python) tests/faults/soak.py $(ARGS)
 
 bench: $(VENV)/installed
 	$(python) Comparison/bench.py $(ARGS)

@@ -1,0 +1,214 @@
+"""Faults at random, for as long as you like, on a cluster of two ps and four workers.
+
+    python tests/faults/soak.py --minutes=60                 every scheme in turn
+    python tests/faults/soak.py --minutes=5 --only=AGN,SSP   some
+    python tests/faults/soak.py --seed=7 --only=AGN          what the log says of a round, again
+
+A round is one run of a folder. Tasks are killed, or stopped and woken, at times that follow from
+the seed; whatever ends with a failure is started again, as a cluster's engine does. Then the faults
+end, and the run has to come to its own end: in time, with no process left, with the accuracy that
+it has without faults, and without having lost more than what came after the last checkpoint. Of
+tasks that lived through the round memory, threads and descriptors are compared with what they had
+in its first third.
+"""
+
+import argparse
+import collections
+import pathlib
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+
+import psutil
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from processes import checkpoints, examples, Programs, RESUMES, ROOT, Tasks, TEST  # noqa: E402
+
+FAULTS_SECS = 45  # of each round
+END_SECS = 240  # for the rest of a round: more is a hang
+RESTART_SECS = 1  # an engine takes that long to start a task again
+RATE = '--straggler=0:0.02,1:0.02,2:0.02,3:0.02'  # not even 50 local steps/s and worker
+STEPS_PER_SEC = 60  # of a worker's: so long is a run without faults
+LEAST_ACCURACY = 0.9
+GROWTH = {'memory': (1.05, 20e6), 'threads': (1.0, 4), 'descriptors': (1.0, 12)}  # factor, and more
+
+# What is to happen: after so many seconds, to which task, and for how long if it is stopped.
+Fault = collections.namedtuple('Fault', 'at kind task seconds')
+
+
+def plan(seed, folder, tasks):
+    """Returns the list of `Fault` that a seed has for a folder's tasks, a list of (job, index)."""
+    draw = random.Random(f'{seed} {folder}')
+    faults, now = [], 0
+    while True:
+        now += draw.uniform(2, 10)
+        if now > FAULTS_SECS:
+            return faults
+        faults.append(Fault(round(now, 1), draw.choice(['kill', 'kill', 'pause']),
+                            draw.choice(tasks), round(draw.uniform(0.5, 8), 1)))
+
+
+class Round:
+    """One run of a folder, with faults.
+
+    Attributes:
+      problems: list of strings, what went wrong.
+    """
+
+    def __init__(self, folder, seed, directory):
+        """Starts all tasks; `directory` is for their output and their checkpoints."""
+        self.problems = []
+        self._began = time.monotonic()
+        self._model_dir = directory / 'model'
+        self._programs = Programs(directory)
+        has_ps = (ROOT / folder / 'ps.py').exists()
+        source = (ROOT / folder / 'worker.py').read_text(encoding='utf-8')
+        window = re.search(r'communication_window=(\d+)', source)
+        steps = STEPS_PER_SEC * FAULTS_SECS
+        together = 'barrier.Synchronous' in source or 'ring.Ring' in source
+        self._tasks = Tasks(self._programs, num_ps=2 * has_ps, num_workers=4, folder=folder, flags=[
+            f'--train_steps={steps * (1 if together else 4) // int(window[1] if window else 1)}',
+            '--log_every_n_steps=200', '--save_checkpoint_secs=5', '--patience_secs=60', RATE,
+            f'--model_dir={self._model_dir}'])
+        self._running = {(job, i): None for job in sorted(self._tasks.cluster)
+                         for i in range(len(self._tasks.cluster[job]))}
+        self._due = dict.fromkeys(self._running, 0.)  # when to start it
+        self._done = set()
+        self._first = {}  # by program: what it had in the first third
+        self._saved = 0  # the newest step that a checkpoint surely has
+        self._faults = plan(seed, folder, sorted(self._running))
+        self._woken = []
+
+    def say(self, text):
+        print(f'  {time.monotonic() - self._began:6.1f} s  {text}', flush=True)
+
+    def run(self):
+        """Runs it to its end."""
+        try:
+            while len(self._done) < len(self._running):
+                seconds = time.monotonic() - self._began
+                if seconds > FAULTS_SECS + END_SECS:
+                    self.problems.append('it hangs: ' + '\n'.join(
+                        str(program) for program in self._running.values() if program.running))
+                    return
+                self._tend()
+                self._wake(seconds)
+                while self._faults and self._faults[0].at <= seconds:
+                    self._commit(self._faults.pop(0), seconds)
+                if seconds > FAULTS_SECS / 3:
+                    self._measure()
+                time.sleep(0.2)
+            self._judge()
+        finally:
+            self._wake(float('inf'))
+            left = self._programs.end()
+            if left and not self.problems:
+                self.problems.append(f'left running: {left}')
+
+    def _tend(self):
+        """Starts what is due, and what has failed."""
+        if self._model_dir.exists():
+            self._saved = max([self._saved, *checkpoints(self._model_dir)[:-1]])
+        for task, program in self._running.items():
+            if program is None or not program.running:
+                if program and task not in self._done and not self._due[task]:
+                    status = program.wait()
+                    if not status:
+                        self._done.add(task)
+                        continue
+                    self.say(f'{task[0]} {task[1]} ended: status {status} {program.err[-1:]}')
+                    self._due[task] = time.monotonic() + RESTART_SECS
+                if task not in self._done and time.monotonic() >= self._due[task]:
+                    self._running[task] = self._tasks.start(*task)
+                    self._due[task] = 0.
+
+    def _commit(self, fault, seconds):
+        program = self._running[fault.task]
+        if program is None or not program.running:
+            return
+        self.say('{0} {1[0]} {1[1]}'.format(fault.kind, fault.task)
+                 + f' for {fault.seconds} s' * (fault.kind == 'pause'))
+        if fault.kind == 'kill':
+            program.kill()
+        else:
+            program.send(signal.SIGSTOP)
+            self._woken.append((seconds + fault.seconds, program))
+
+    def _wake(self, seconds):
+        """Wakes what has been stopped for long enough."""
+        for at, program in list(self._woken):
+            if at <= seconds:
+                self._woken.remove((at, program))
+                if program.running:
+                    program.send(signal.SIGCONT)
+
+    def _measure(self):
+        """Notes what each task has; the first time, to compare with."""
+        for task, program in self._running.items():
+            if program is None or not program.running:
+                continue
+            try:
+                process = psutil.Process(program.pid)
+                has = {'memory': process.memory_info().rss, 'threads': process.num_threads(),
+                       'descriptors': process.num_fds()}
+            except psutil.NoSuchProcess:
+                continue
+            first = self._first.setdefault(program.pid, (task, has, {}))
+            first[2].update(has)
+
+    def _judge(self):
+        """Says what a run that came to its end has lost, or gained."""
+        chief = self._running['worker', 0]
+        tests = chief.matches(TEST)
+        accuracy = float(tests[-1]['accuracy']) if tests else 0.
+        self.say(f'ended, accuracy {accuracy}, saved up to step {self._saved}')
+        if accuracy < LEAST_ACCURACY:
+            self.problems.append(f'accuracy {accuracy}\n{chief}')
+        for match in chief.matches(RESUMES):
+            self.say(match[0])
+        for task, had, has in self._first.values():
+            for what, (factor, more) in GROWTH.items():
+                if has.get(what, 0) > had[what] * factor + more:
+                    self.problems.append(f'{task[0]} {task[1]}: {what} from {had[what]} to '
+                                         f'{has[what]}')
+
+
+def main():
+    """Makes rounds until the time is up; the exit status is 1 if anything went wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('--minutes', type=float, default=60, help='no round is begun later')
+    parser.add_argument('--seed', type=int, default=1, help='of the first turn of all schemes')
+    parser.add_argument('--only', help='folders, by commas')
+    options = parser.parse_args()
+    folders = [name for name in examples() if (ROOT / name / 'worker.py').exists()
+               and 'Scheme' in (ROOT / name / 'worker.py').read_text(encoding='utf-8')]
+    folders = options.only.split(',') if options.only else folders
+    deadline = time.monotonic() + 60 * options.minutes
+    rounds, bad = 0, 0
+    seed = options.seed
+    while time.monotonic() < deadline:
+        for folder in folders:
+            if time.monotonic() >= deadline:
+                break
+            print(f'{folder}, --seed={seed}', flush=True)
+            directory = pathlib.Path(tempfile.mkdtemp(prefix='soak-'))
+            one = Round(folder, seed, directory)
+            one.run()
+            rounds += 1
+            if one.problems:
+                bad += 1
+                print(f'  WRONG, see {directory}: ' + '\n  '.join(one.problems), flush=True)
+            else:
+                shutil.rmtree(str(directory))
+        seed += 1
+    print(f'{rounds} rounds, {bad} of them went wrong.')
+    sys.exit(bool(bad))
+
+
+if __name__ == '__main__':
+    main()
