@@ -160,11 +160,21 @@ def failures():
     try:
         yield
     except tf.errors.OpError as error:
-        failed = _FAILED.search(error.message)
-        if not failed or 'Traceback (most recent' in error.message:
-            raise
-        if isinstance(error, tf.errors.OutOfRangeError):
-            sys.exit("The model's train_batches came to an end: it has to bring fresh batches for "
-                     'ever. Let its Dataset repeat().')
-        sys.exit(f'The data cannot be read: {_WHERE.sub("", failed.group(1)).strip()[:500]}. Mend '
-                 'them, or what the model reads them by.')
+        check(error)
+        raise
+
+
+def check(error):
+    """Ends the program in one line if `error`, a `tf.errors.OpError`, is an iterator's.
+
+    Raises:
+      SystemExit: see `failures`.
+    """
+    failed = _FAILED.search(error.message)
+    if not failed or 'Traceback (most recent' in error.message:
+        return
+    if isinstance(error, tf.errors.OutOfRangeError):
+        sys.exit("The model's train_batches came to an end: it has to bring fresh batches for "
+                 'ever. Let its Dataset repeat().')
+    sys.exit(f'The data cannot be read: {_WHERE.sub("", failed.group(1)).strip()[:500]}. Mend '
+             'them, or what the model reads them by.')

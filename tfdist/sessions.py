@@ -91,8 +91,11 @@ class PastTheHooks(tf.train.SessionRunHook):
         """Waits until this worker may go on, and returns the values of one run of `train_op`."""
         if self._wait:
             self._wait()
-        with batches.failures():
+        try:
             result = self._run()
+        except tf.errors.OpError as error:  # no context manager: this is the hot path
+            batches.check(error)
+            raise
         patience.PATIENCE.heard()
         return result
 
