@@ -27,9 +27,11 @@ def cluster(programs, folder, *flags):
     if 'chief-0' not in names:
         flags = [SLOW, *flags]
     with hosts.Hosts(programs.directory, names) as network:
-        tasks = Tasks(programs, folder=folder, python=network.python(), flags=[
-            '--train_steps=1000000', '--log_every_n_steps=20', '--save_checkpoint_secs=1',
-            f'--model_dir={programs.directory / "model"}', '--patience_secs=60', *flags])
+        tasks = Tasks(programs, num_ps=names.count('ps-0'), folder=folder,
+                      python=network.python(), flags=[
+                          '--train_steps=1000000', '--log_every_n_steps=20',
+                          '--save_checkpoint_secs=1', '--patience_secs=60',
+                          f'--model_dir={programs.directory / "model"}', *flags])
         running = {}
         for name in names:
             job, index = name.split('-')
