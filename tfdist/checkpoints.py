@@ -143,7 +143,7 @@ def _is_whole(path):
         reader = tf.train.load_checkpoint(path)
         for name in reader.get_variable_to_shape_map():
             reader.get_tensor(name)
-    except (tf.errors.OpError, ValueError):
+    except (tf.errors.OpError, ValueError, LookupError, RuntimeError):  # it depends on the version
         return False
     return True
 

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import sys
 import time
 
 from processes import BEGINS, checkpoints, DID, ROOT, STEP, TEST, wait_until
@@ -14,7 +15,8 @@ LONG = '--train_steps=1000000'
 def in_bash(programs, command):
     """Starts a command line of bash that runs HogWild for 300 steps as `$run`."""
     return programs.start(['bash', '-c', f'run="bash {ROOT}/HogWild/run.sh --train_steps=300 '
-                           f'--log_every_n_steps=50"; {command}'])
+                           f'--log_every_n_steps=50"; {command}'],
+                          env={'PYTHON': sys.executable})
 
 
 @pytest.mark.parametrize('command, reason', [
