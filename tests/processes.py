@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from tfdist import ports  # noqa: E402
 
+SLOW = '--straggler=0:0.02,1:0.02'  # not even 50 steps per second and worker: time for a fault
 PATIENCE = 180  # seconds that a test waits for a condition; nothing waits that long on a good run
 _MARK = 'EXAMPLES_TEST_MARK'
 # What a shell or this very test may have set, and a run reads. console.py sets the last but one; by

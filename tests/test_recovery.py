@@ -2,13 +2,11 @@
 
 import time
 
-from processes import (BEGINS, checkpoints, DID, INCOMPLETE, RESUMES, STEP, Tasks, TEST,
-                       wait_until)
+from processes import (BEGINS, checkpoints, DID, INCOMPLETE, RESUMES, SLOW, STEP, Tasks,
+                       TEST, wait_until)
 import pytest
 import tensorflow.compat.v1 as tf
 from tfdist import sessions
-
-SLOW = '--straggler=0:0.02,1:0.02'  # not even 50 steps per second and worker: time to kill one
 
 
 def test_a_cancelled_call_counts_as_a_failure_of_a_ps():

@@ -117,10 +117,8 @@ class Saver(tf.train.Saver):
         except (tf.errors.AbortedError, tf.errors.UnavailableError):
             raise  # a ps died meanwhile: the session is made anew
         except (tf.errors.OpError, ValueError) as error:
-            # A first line may only say where.
-            reason = next((line for line in str(error).splitlines()
-                           if line.strip() and not line.endswith(':')), '')[:200]
-            sys.exit(f'The checkpoint {save_path} {_complaint(save_path, reason)}')
+            sys.exit(f'The checkpoint {save_path} '
+                     f'{_complaint(save_path, console.reason(str(error)))}')
         if self._name:
             console.say(self._name, f'resumes from {save_path}')
 

@@ -59,6 +59,12 @@ def say(name, text):
                   'says nothing more')
 
 
+def reason(message):
+    """Returns the line of an error's message, a string, that says why: the first may say where."""
+    return next((line for line in message.splitlines()
+                 if line.strip() and not line.endswith(':')), '')[:200]
+
+
 def _complain(line):
     """Writes a line on stderr, in one piece, if that can be written to."""
     with contextlib.suppress(OSError):

@@ -20,11 +20,8 @@ def failures(name):
     try:
         yield
     except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
-        # The first line may only say where.
-        reason = next((line for line in error.message.split('\n')
-                       if line and not line.endswith(':')), '')
-        console.give_up(f'{name}: lost another worker ({reason[:200]}). Start all of them again: '
-                        'with --model_dir they go on from the last checkpoint.')
+        console.give_up(f'{name}: lost another worker ({console.reason(error.message)}). Start all '
+                        'of them again: with --model_dir they go on from the last checkpoint.')
 
 
 def _queue(task, name, dtypes, shapes):

@@ -4,13 +4,11 @@ import contextlib
 import sys
 import time
 
-from processes import ROOT, STEP, Tasks, wait_until
+from processes import ROOT, SLOW, STEP, Tasks, wait_until
 
 sys.path.append(str(ROOT / 'Comparison'))
 
 import hosts  # noqa: E402
-
-SLOW = '--straggler=0:0.02,1:0.02'  # not even 50 steps per second and worker
 
 
 @contextlib.contextmanager

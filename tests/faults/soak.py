@@ -6,10 +6,10 @@
 
 A round is one run of a folder. Tasks are killed, or stopped and woken, at times that follow from
 the seed; whatever ends with a failure is started again, as a cluster's engine does. Then the faults
-end, and the run has to come to its own end: in time, with no process left, with the accuracy that
-it has without faults, and without having lost more than what came after the last checkpoint. Of
-tasks that lived through the round memory, threads and descriptors are compared with what they had
-in its first third.
+end, and the run has to come to its own end: in time, with no process left, and with the accuracy
+that it has without faults. Of tasks that lived through the round memory, threads and descriptors
+are compared with what they had in its first third. What a checkpoint had, and from where the chief
+resumed, is told and not judged.
 """
 
 import argparse

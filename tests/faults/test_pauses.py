@@ -3,10 +3,9 @@
 import signal
 import time
 
-from processes import DID, STEP, Tasks, TEST, wait_until
+from processes import DID, SLOW, STEP, Tasks, TEST, wait_until
 import pytest
 
-SLOW = '--straggler=0:0.02,1:0.02'  # not even 50 steps per second and worker
 FOLDERS = 'HogWild', 'AGN', 'Synchronous-SGD', 'Ring-AllReduce'
 PATIENCE_SECS = 8
 

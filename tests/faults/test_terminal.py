@@ -3,7 +3,6 @@
 import re
 import signal
 import sys
-import time
 
 from processes import BEGINS, checkpoints, DID, ROOT, STEP, TEST, wait_until
 import psutil
@@ -92,7 +91,7 @@ def test_a_damaged_checkpoint_is_told_from_whole_ones(programs, tmp_path):
     wait_until(lambda: directory.exists() and len(checkpoints(directory)) >= 4, run)
     run.send(signal.SIGTERM)
     run.wait()
-    time.sleep(1)
+    wait_until(lambda: not run.left(), run)
     *_, whole, damaged = checkpoints(directory)
     for path in directory.glob(f'model.ckpt-{damaged}.data*'):
         content = bytearray(path.read_bytes())
