@@ -19,7 +19,7 @@ Stochastic Gradient Descent with Delay Compensation", ICML 2017, arXiv 1609.0832
 import time
 
 from absl import flags
-from tfdist import (building, checkpoints, cluster, console, ending, evaluation, exchange,
+from tfdist import (building, checkpoints, chief, cluster, console, ending, evaluation, exchange,
                     liveness, models, report, seam, sessions, tables, training_flags, transfer)
 from tfdist.quiet import tf
 
@@ -115,18 +115,19 @@ def main(_):
                                       FLAGS.seed)
         network = building.Network(model, batches, training_flags.straggler_delay(task_index),
                                    Scheme.with_tables)
-        test = evaluation.Test(model, network.at_variables) if is_chief else None
+        test = evaluation.Test(model, network.at_variables, is_chief)
         scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
 
     past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test)
-    hooks = scheme.hooks + [past_the_hooks, ending.SayDone(resolver)]
+    duties = chief.Duties(resolver, test)
+    hooks = scheme.hooks + [past_the_hooks, duties, ending.SayDone(resolver)]
     liveness.watch(resolver)
     if is_chief:
         session = tf.train.MonitoredTrainingSession(
             server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,
-            scaffold=checkpoints.chief_scaffold(FLAGS.model_dir), hooks=hooks, config=config,
-            save_checkpoint_secs=FLAGS.save_checkpoint_secs, save_summaries_steps=None,
-            save_summaries_secs=None, log_step_count_steps=None)
+            scaffold=checkpoints.chief_scaffold(FLAGS.model_dir, resolver), hooks=hooks,
+            config=config, save_checkpoint_secs=FLAGS.save_checkpoint_secs,
+            save_summaries_steps=None, save_summaries_secs=None, log_step_count_steps=None)
     else:
         session = tf.train.MonitoredSession(
             sessions.WorkerSessionCreator(server.target, config), hooks)
@@ -141,14 +142,12 @@ def main(_):
                 while time.time() < until and progress.goes_on():
                     progress.add(past_the_hooks.run(), local_steps)
                 step_context.run_with_hooks(global_step)
-                if test:
-                    test.now_and_then(step_context.session, progress)
+                duties.now_and_then(step_context.session, progress)
 
         while progress.goes_on() and not session.should_stop():
             session.run_step_fn(train)
         progress.done()
-        if test:
-            progress.test(session.run_step_fn(test.in_step))
+        duties.at_the_end(session, progress)
 
 
 if __name__ == '__main__':

@@ -13,9 +13,9 @@ import threading
 import time
 
 from absl import flags
-from tfdist import (building, checkpoints, cluster, console, evaluation, exchange, liveness,
-                    membership, models, patience, report, seam, sessions, stopping,
-                    training_flags, transfer)
+from tfdist import (building, checkpoints, chief, cluster, console, evaluation, exchange, liveness,
+                    membership, models, patience, report, seam, sessions, stopping, training_flags,
+                    transfer)
 from tfdist.quiet import tf
 
 model = models.load()
@@ -83,20 +83,21 @@ def join_and_train(_):
                                       seed=FLAGS.seed + 1000 * task_index)
         network = building.Network(model, batches, training_flags.straggler_delay(task_index),
                                    Scheme.with_tables)
-        test = evaluation.Test(model, network.at_variables) if is_chief else None
+        test = evaluation.Test(model, network.at_variables, is_chief)
         scheme = Scheme(network, global_step, FLAGS, task_index, num_workers=None)
         board = stopping.Board(global_step)
 
     past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test)
+    duties = chief.Duties(resolver, test)
     member = membership.Member(resolver)
-    hooks = scheme.hooks + [past_the_hooks, member]
+    hooks = scheme.hooks + [past_the_hooks, duties, member]
     liveness.watch(resolver)
     if is_chief:
         session = tf.train.MonitoredTrainingSession(
             server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,
-            scaffold=checkpoints.chief_scaffold(FLAGS.model_dir), hooks=hooks, config=config,
-            save_checkpoint_secs=FLAGS.save_checkpoint_secs, save_summaries_steps=None,
-            save_summaries_secs=None, log_step_count_steps=None)
+            scaffold=checkpoints.chief_scaffold(FLAGS.model_dir, resolver), hooks=hooks,
+            config=config, save_checkpoint_secs=FLAGS.save_checkpoint_secs,
+            save_summaries_steps=None, save_summaries_secs=None, log_step_count_steps=None)
     else:
         session = tf.train.MonitoredSession(
             sessions.WorkerSessionCreator(server.target, config), hooks)
@@ -120,15 +121,13 @@ def join_and_train(_):
                 while time.time() < until and goes_on():
                     progress.add(past_the_hooks.run(), local_steps)
                 step_context.run_with_hooks(global_step)
-                if test:
-                    test.now_and_then(step_context.session, progress)
+                duties.now_and_then(step_context.session, progress)
 
         while goes_on() and not session.should_stop():
             session.run_step_fn(train)
         member.is_done = not progress.goes_on()
         progress.done()
-        if test:
-            progress.test(session.run_step_fn(test.in_step))
+        duties.at_the_end(session, progress)
 
 
 if __name__ == '__main__':

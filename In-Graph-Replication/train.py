@@ -110,9 +110,9 @@ def replicate_and_train(_):
     liveness.watch(resolver, 'ps', 'worker')
     session = tf.train.MonitoredTrainingSession(
         server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,
-        scaffold=checkpoints.chief_scaffold(FLAGS.model_dir, 'train'), hooks=hooks, config=config,
-        save_checkpoint_secs=FLAGS.save_checkpoint_secs, save_summaries_steps=None,
-        save_summaries_secs=None, log_step_count_steps=None)
+        scaffold=checkpoints.chief_scaffold(FLAGS.model_dir, resolver, 'train'), hooks=hooks,
+        config=config, save_checkpoint_secs=FLAGS.save_checkpoint_secs,
+        save_summaries_steps=None, save_summaries_secs=None, log_step_count_steps=None)
 
     threads = concurrent.futures.ThreadPoolExecutor(len(scheme.train_ops))
     with session:

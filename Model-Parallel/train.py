@@ -197,9 +197,9 @@ def split_and_train(_):
     liveness.watch(resolver, 'worker')
     session = tf.train.MonitoredTrainingSession(
         server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,
-        scaffold=checkpoints.chief_scaffold(FLAGS.model_dir, 'train'), hooks=hooks, config=config,
-        save_checkpoint_secs=FLAGS.save_checkpoint_secs, save_summaries_steps=None,
-        save_summaries_secs=None, log_step_count_steps=None)
+        scaffold=checkpoints.chief_scaffold(FLAGS.model_dir, resolver, 'train'), hooks=hooks,
+        config=config, save_checkpoint_secs=FLAGS.save_checkpoint_secs,
+        save_summaries_steps=None, save_summaries_secs=None, log_step_count_steps=None)
 
     with session:
         progress = report.Progress('train', session.run(global_step))

@@ -134,7 +134,7 @@ def build(devices, placement, task_index=0, num_workers=1, together=True):
         batches = [model.train_batches(FLAGS.batch_size, 1, shard, num_workers * len(devices),
                                        FLAGS.seed) for shard in shards]
         network = building.Network(model, sum(batches, []), with_tables=False)
-        test = evaluation.Test(model, network.at_variables)
+        test = evaluation.Test(model, network.at_variables, is_chief=task_index == 0)
         networks = [network if together else network.again(own) for own in batches]
         towers = build_towers(networks, devices, placement)
     return global_step, towers, test

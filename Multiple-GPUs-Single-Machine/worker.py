@@ -10,7 +10,7 @@ travels in each step: the variables to each tower, and the mean of the towers' g
 import time
 
 from absl import flags
-from tfdist import checkpoints, cluster, console, ending, liveness, report, sessions
+from tfdist import checkpoints, chief, cluster, console, ending, liveness, report, sessions
 from tfdist.quiet import tf
 
 import towers
@@ -46,13 +46,14 @@ def train(_):
     with tf.device(place('/device:CPU:0')):
         train_op = towers.make_step(tower_list, global_step, FLAGS)
 
-    past_the_hooks = sessions.PastTheHooks(train_op, test=test if is_chief else None)
-    hooks = [past_the_hooks, ending.SayDone(resolver)]
+    past_the_hooks = sessions.PastTheHooks(train_op, test=test)
+    duties = chief.Duties(resolver, test)
+    hooks = [past_the_hooks, duties, ending.SayDone(resolver)]
     liveness.watch(resolver)
     if is_chief:
         session = tf.train.MonitoredTrainingSession(
             server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,
-            scaffold=checkpoints.chief_scaffold(FLAGS.model_dir), config=config,
+            scaffold=checkpoints.chief_scaffold(FLAGS.model_dir, resolver), config=config,
             hooks=towers.summary_hooks(tower_list, FLAGS.model_dir) + hooks,
             save_checkpoint_secs=FLAGS.save_checkpoint_secs, save_summaries_steps=None,
             save_summaries_secs=None, log_step_count_steps=None)
@@ -71,14 +72,12 @@ def train(_):
                 while time.time() < until and progress.goes_on():
                     progress.add(past_the_hooks.run(), len(devices))
                 step_context.run_with_hooks(global_step)
-                if test:
-                    test.now_and_then(step_context.session, progress)
+                duties.now_and_then(step_context.session, progress)
 
         while progress.goes_on() and not session.should_stop():
             session.run_step_fn(train_a_second)
         progress.done()
-        if is_chief:
-            progress.test(session.run_step_fn(test.in_step))
+        duties.at_the_end(session, progress)
 
 
 if __name__ == '__main__':

@@ -43,6 +43,9 @@ TEST = re.compile(NAME + r': test \w+ (?P<accuracy>[01]\.\d{3})(?:, \w+ \d+\.\d{
                   r'(?P<step>\d+) steps, '
                   r'\d+\.\d s')
 TESTED = re.compile(NAME + r': test (?:\w+ \d+\.\d{3}(?:, )?)+ at step (?P<step>\d+)')
+AWAY = re.compile(NAME + r': worker 0 is away: this worker saves and tests')
+BACK = re.compile(NAME + r': worker 0 is back: it saves and tests')
+WAITS_FOR_OFFICE = re.compile(NAME + r': waits for the worker that saves in --model_dir=\S+ now')
 STOPS = re.compile(NAME + r': (?P<tests>\d+) tests without gain, all stop at step (?P<step>\d+)')
 WAITS = re.compile(NAME + r': (?:ps|worker) \d+ at \S+ does not answer \(.+\); waiting')
 INCOMPLETE = re.compile(NAME + r': the (?:step is|parameters are) not \w+ after \d+ s '
@@ -58,7 +61,8 @@ MEMBER = re.compile(r'ps 0: worker (?P<worker>\d+) (?P<what>joins|leaves|is done
                     r'\d+ take part')
 DEVICES = re.compile(NAME + r': towers on /device:.+')
 GOOD_LINES = (BEGINS, RESUMES, STEP, DID, TEST, WAITS, INCOMPLETE, KEEPS, SENDS, DEVICES,
-              TOOK, MEMBER, PREPARED, EVALUATED, EXPORTED, TESTED, STOPS)
+              TOOK, MEMBER, PREPARED, EVALUATED, EXPORTED, TESTED, STOPS,
+              AWAY, BACK, WAITS_FOR_OFFICE)
 
 
 def examples():

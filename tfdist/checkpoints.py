@@ -1,47 +1,58 @@
 """Checkpoints: directories, savers that fail in one line, a chief that undoes nobody's work."""
 
-import fcntl
 import glob
 import os
 import shutil
 import sys
 import tempfile
+import time
 
-from tfdist import console
+from tfdist import console, office
 from tfdist.quiet import tf
 
 
-_LOCKED = []  # files: the system unlocks them when this process ends, however it does
-
-
-def claim(model_dir, name):
+def claim(model_dir, name, run=''):
     """Makes `model_dir`, a string or None, this run's own, and clears up what others left there.
 
     Args:
       model_dir: string or None.
       name: string, who is speaking, such as 'worker 0'.
+      run: string, see `office.Office`.
 
     Raises:
       SystemExit: if another run has it, or see `check_model_dir`.
     """
-    if model_dir and os.path.isdir(model_dir):
-        _pass_over_what_is_gone(model_dir, name)
-    check_model_dir(model_dir)
     if not model_dir:
         return
-    file = open(os.path.join(model_dir, 'lock'), 'a', encoding='utf-8')
+    _make(model_dir)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        sys.exit(f'--model_dir={model_dir} is in use by another run. Give another one, or end that '
-                 'run first.')
+        _take_office(model_dir, name, office.Office(model_dir, run))
     except OSError as error:
         console.say(name, f'--model_dir={model_dir} cannot be locked ({error.strerror}): nothing '
                     'keeps another run from using it, too')
-    _LOCKED.append(file)
+    _pass_over_what_is_gone(model_dir, name)
+    check_model_dir(model_dir)
     for place in model_dir, os.path.join(model_dir, 'best'):  # of checkpoints that were not ended
         for part in glob.glob(os.path.join(glob.escape(place), 'model.ckpt-*_temp_*')):
             shutil.rmtree(part, ignore_errors=True)
+
+
+_OFFICES = []  # held until this process ends
+
+
+def _take_office(model_dir, name, place):
+    """Takes `place`, an `office.Office`, for good."""
+    _OFFICES.append(place)
+    is_chief, told = place.register(), False
+    while not is_chief or not place.take():
+        if not is_chief or not place.is_of_this_run():
+            sys.exit(f'--model_dir={model_dir} is in use by another run. Give another one, or end '
+                     'that run first.')
+        if not told:
+            told = True
+            console.say(name, f'waits for the worker that saves in --model_dir={model_dir} now')
+        time.sleep(0.05)
+    place.sign()
 
 
 def _pass_over_what_is_gone(model_dir, name):
@@ -57,6 +68,15 @@ def _pass_over_what_is_gone(model_dir, name):
         console.say(name, f'{state.model_checkpoint_path} is gone, {there[-1]} is the last one now')
 
 
+def _make(model_dir):
+    """Makes a directory if it is not there; ends the program if it cannot be written to."""
+    try:
+        os.makedirs(model_dir, exist_ok=True)
+        tempfile.TemporaryFile(dir=model_dir).close()
+    except OSError as error:
+        sys.exit(f'--model_dir={model_dir} cannot be made or written to: {error.strerror}.')
+
+
 def check_model_dir(model_dir):
     """Makes `model_dir`, a string or None, if it is not there.
 
@@ -65,11 +85,7 @@ def check_model_dir(model_dir):
     """
     if not model_dir:
         return
-    try:
-        os.makedirs(model_dir, exist_ok=True)
-        tempfile.TemporaryFile(dir=model_dir).close()
-    except OSError as error:
-        sys.exit(f'--model_dir={model_dir} cannot be made or written to: {error.strerror}.')
+    _make(model_dir)
     try:
         found = tf.train.latest_checkpoint(model_dir)
     except (tf.errors.OpError, ValueError):
@@ -158,7 +174,7 @@ class _SaverOfLost(Saver):
             super().restore(sess, save_path)
 
 
-def chief_scaffold(model_dir, name='worker 0'):
+def chief_scaffold(model_dir, resolver, name='worker 0'):
     """Makes the `tf.train.Scaffold` of a chief that undoes nobody's work.
 
     A chief that died and comes back finds the parameters alive on the ps, and the others at work on
@@ -166,12 +182,13 @@ def chief_scaffold(model_dir, name='worker 0'):
 
     Args:
       model_dir: string or None, where the checkpoints are.
+      resolver: the chief's cluster resolver.
       name: string, who is speaking when it restores.
 
     Raises:
       SystemExit: if `model_dir` cannot be used.
     """
-    claim(model_dir, name)
+    claim(model_dir, name, office.of_run(resolver))
     lost = tf.report_uninitialized_variables(tf.global_variables())
     initialize = tf.global_variables_initializer()
 

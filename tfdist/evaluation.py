@@ -16,15 +16,21 @@ flags.DEFINE_integer('test_batch_size', 1000, 'examples in a batch of the test',
 
 
 class Test:
-    """Tests the parameters as they are now."""
+    """Tests the parameters as they are now.
 
-    def __init__(self, model, build):
+    Attributes:
+      is_chief: bool, whether it is the chief that has it.
+    """
+
+    def __init__(self, model, build, is_chief=True):
         """Makes the ops, on the device of the scope.
 
         Args:
           model: `models.Model`.
           build: function of a batch that builds it for a test, and returns loss and metrics.
+          is_chief: bool. Others test only while the chief is away, see `chief.Duties`.
         """
+        self.is_chief = is_chief
         iterator = tf.data.make_initializable_iterator(model.test_batches(FLAGS.test_batch_size))
         batch = iterator.get_next()
         first = tf.nest.flatten(batch)[0]
@@ -48,7 +54,7 @@ class Test:
             sys.exit('--stop_after_evals_without_gain: without --eval_every_secs there are no such '
                      'tests.')
         if FLAGS.eval_every_secs:
-            self._best = _Best(self._names)
+            self._best = _Best(self._names, is_chief)
             self._board = stopping.Board(tf.train.get_global_step())
         self._last = time.monotonic()
         self._take_in = (shape[0], means,
@@ -126,19 +132,16 @@ def _write(path, text):
 class _Best:
     """The best test so far; with --model_dir it is kept there, in the directory `best`."""
 
-    def __init__(self, names):
+    def __init__(self, names, is_chief=True):
         """Takes the names of the metrics, of which the first counts; if there is none, the loss."""
         self._name = names[0] if names else 'loss'
         self._without_gain, self._figures = 0, None
         self._directory = FLAGS.model_dir and os.path.join(FLAGS.model_dir, 'best')
         if self._directory:
-            if os.path.exists(_last_step_file()):  # of an earlier run, which this one resumes
-                os.remove(_last_step_file())
             self._saver = checkpoints.Saver(None, sharded=True, max_to_keep=1)
             self._path = os.path.join(self._directory, 'figures.json')
-            if os.path.exists(self._path):
-                with open(self._path, encoding='utf-8') as file:
-                    self._figures = json.load(file)
+            if is_chief and os.path.exists(_last_step_file()):  # of a run that this one resumes
+                os.remove(_last_step_file())
 
     def is_last(self, step):
         """Writes into a file of --model_dir that the run ends at a step; an evaluator reads it."""
@@ -147,6 +150,9 @@ class _Best:
 
     def compare(self, session, figures):
         """Keeps the parameters if `figures` are the best; returns how many tests were no better."""
+        if self._directory and os.path.exists(self._path):  # of an earlier run, or another worker
+            with open(self._path, encoding='utf-8') as file:
+                self._figures = json.load(file)
         new, old = figures[self._name], (self._figures or {}).get(self._name)
         if old is not None and (new >= old if self._name == 'loss' else new <= old):
             self._without_gain += 1

@@ -47,11 +47,11 @@ class Notes:
         Args:
           directory: string, where to.
           traced_runs: int, of how many runs to note what travels.
-          test: `evaluation.Test`; None: this process tests not.
+          test: `evaluation.Test` that counts if it is the chief's, or None.
         """
         self._directory = directory
         self._left_to_trace = traced_runs
-        self._evaluation = test
+        self._evaluation = test if test and test.is_chief else None
         self._traces = []
         self._times = []
         self._staleness = collections.Counter()

@@ -19,6 +19,7 @@ class Progress:
 
     Attributes:
       global_step: int, the number of updates of the parameters, as last heard.
+      last_step: int, the one at which training ends, as last heard.
     """
 
     def __init__(self, name, global_step, is_chief=True):
@@ -33,7 +34,7 @@ class Progress:
             writers in one directory lose data, into one below.
         """
         self.global_step = global_step
-        self._last_step = FLAGS.train_steps
+        self.last_step = FLAGS.train_steps
         self._name = name
         self._writer = FLAGS.model_dir and tf.summary.FileWriter(
             FLAGS.model_dir if is_chief else os.path.join(FLAGS.model_dir, name.replace(' ', '-')))
@@ -62,7 +63,7 @@ class Progress:
           SystemExit: if the loss is not finite.
         """
         self.global_step = int(result['global_step'])
-        self._last_step = min(self._last_step, result.get('last_step', self._last_step))
+        self.last_step = min(self.last_step, result.get('last_step', self.last_step))
         if not math.isfinite(result['loss']):
             sys.exit(f'{self._name}: the loss is {result["loss"]} at step {self.global_step}: '
                      'training diverged. Try a smaller --learning_rate.')
@@ -75,7 +76,7 @@ class Progress:
 
     def goes_on(self):
         """Returns whether there are steps left to train."""
-        return self.global_step < self._last_step
+        return self.global_step < self.last_step
 
     def write(self, figures):
         """Writes `figures`, a dict of floats, for TensorBoard at the current global step."""

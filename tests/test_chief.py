@@ -1,0 +1,200 @@
+"""The chief's duties, and who does them while it is away: never two at once."""
+
+import signal
+import time
+
+import pytest
+from processes import (AWAY, BACK, BEGINS, checkpoints, RESUMES, STEP, Tasks, TEST, TESTED,
+                       wait_until)
+from tfdist import checkpoints as library, office
+
+SLOW = '--straggler=0:0.02,1:0.02,2:0.02'
+
+
+@pytest.fixture
+def start(programs):
+    """A function that starts a ps and three slow workers of a folder, and waits until all train.
+
+    It returns the tasks, the ps and a list of the workers.
+    """
+    def started(folder, train_steps, *flags):
+        tasks = Tasks(programs, num_workers=3, folder=folder, flags=[
+            f'--train_steps={train_steps}', '--log_every_n_steps=10', '--save_checkpoint_secs=1',
+            f'--model_dir={programs.directory / "model"}', SLOW, *flags])
+        ps, workers = tasks.start('ps', 0), [tasks.start('worker', i) for i in range(3)]
+        for worker in workers:
+            worker.wait_for(STEP)
+        return tasks, ps, workers
+    return started
+
+
+@pytest.fixture
+def model_dir(programs):
+    return programs.directory / 'model'
+
+
+def newest(model_dir):
+    """Returns the step of the newest checkpoint."""
+    return max(checkpoints(model_dir), default=0)
+
+
+def who_stands_in(workers):
+    """Waits until one of the workers says that the chief is away; returns it and the others."""
+    wait_until(lambda: any(worker.matches(AWAY) for worker in workers), 'nobody stands in:',
+               *workers)
+    deputy = next(worker for worker in workers if worker.matches(AWAY))
+    return deputy, [worker for worker in workers if worker is not deputy]
+
+
+@pytest.mark.parametrize('folder', [
+    'HogWild', pytest.param('SSP', marks=pytest.mark.thorough)])
+def test_another_worker_saves_and_tests_until_the_chief_is_back(start, model_dir, folder):
+    tasks, ps, (chief, *workers) = start(folder, 2500, '--eval_every_secs=1')
+    chief.kill()
+    before = newest(model_dir)
+    deputy, others = who_stands_in(workers)
+    deputy.wait_for(TESTED, 2)
+    wait_until(lambda: newest(model_dir) > before + 100, 'saves nothing:', deputy)
+    assert len(checkpoints(model_dir)) <= 5, 'old ones are deleted as the chief does'
+    chief = tasks.start('worker', 0)
+    deputy.wait_for(BACK)
+    chief.wait_for(TESTED)
+    tests = len(deputy.matches(TESTED))
+    for task in (chief, *workers, ps):
+        task.ends_well()
+    assert len(deputy.matches(TESTED)) == tests, 'it has given that back, too'
+    assert chief.matches(TEST) and not deputy.matches(TEST)
+    assert not chief.matches(RESUMES), 'the parameters were alive'
+    assert not any(worker.matches(AWAY) or worker.matches(TESTED) for worker in others)
+    assert newest(model_dir) >= 2500 and len(checkpoints(model_dir)) <= 5
+
+
+def test_without_a_chief_the_run_is_tested_and_saved_at_its_end(start, model_dir):
+    tasks, ps, (chief, *workers) = start('AGN', 150, '--communication_window=5')
+    chief.kill()
+    for worker in workers:
+        worker.ends_well()
+    tests = [test for worker in workers for test in worker.matches(TEST)]
+    assert len(tests) == 1, 'one of them tests'
+    assert newest(model_dir) >= 150
+    again = tasks.start('worker', 0)
+    for task in again, ps:
+        task.ends_well()
+    assert int(again.wait_for(BEGINS)['step']) >= 150, 'nothing is left to do'
+
+
+@pytest.mark.thorough
+def test_a_chief_that_dies_in_the_last_seconds(start, model_dir):
+    """Nobody has missed it yet when the others are done."""
+    _, ps, (chief, *workers) = start('HogWild', 400, '--patience_secs=10')
+    wait_until(lambda: any(int(match['step']) > 300 for match in chief.matches(STEP)), 'no', chief)
+    chief.kill()
+    for task in (*workers, ps):
+        task.ends_well()
+    assert newest(model_dir) >= 400
+    assert len([1 for worker in workers if worker.matches(TEST)]) == 1
+    assert not any(worker.matches(AWAY) for worker in workers)
+
+
+@pytest.mark.thorough
+def test_a_chief_that_is_stopped_keeps_its_office(start, model_dir):
+    _, ps, (chief, *workers) = start('HogWild', 1500)
+    chief.send(signal.SIGSTOP)
+    before = newest(model_dir)
+    time.sleep(12)
+    assert newest(model_dir) == before
+    chief.send(signal.SIGCONT)
+    for task in (chief, *workers, ps):
+        task.ends_well()
+    assert not any(worker.matches(AWAY) for worker in workers)
+
+
+@pytest.mark.thorough
+def test_a_ps_dies_while_the_chief_is_away(start, model_dir):
+    """The chief comes back and restores what another worker has saved."""
+    tasks, ps, (chief, *workers) = start('HogWild', 2500)
+    chief.kill()
+    before = newest(model_dir)
+    who_stands_in(workers)
+    wait_until(lambda: newest(model_dir) > before + 100, 'saves nothing:', *workers)
+    ps.kill()
+    ps = tasks.start('ps', 0)
+    chief = tasks.start('worker', 0)
+    assert int(chief.wait_for(RESUMES)['step']) > before + 100
+    for task in (chief, *workers, ps):
+        task.ends_well()
+
+
+@pytest.mark.thorough
+def test_a_synchronous_run_that_stands_still_is_saved(start, model_dir):
+    """Without the chief no step is complete; none of those that were is lost."""
+    tasks, ps, (chief, *workers) = start('Synchronous-SGD', 400, '--save_checkpoint_secs=600')
+    chief.wait_for(STEP, 5)
+    chief.kill()
+    who_stands_in(workers)
+    wait_until(lambda: newest(model_dir) > 0, 'saves nothing:', *workers)
+    saved = newest(model_dir)
+    assert saved >= max(int(match['step']) for match in chief.matches(STEP))
+    for task in (ps, *workers):
+        task.kill()
+    ps, *workers = [tasks.start('ps', 0), *(tasks.start('worker', i) for i in range(3))]
+    assert int(workers[0].wait_for(RESUMES)['step']) == saved
+    for task in (ps, *workers):
+        task.ends_well()
+
+
+def test_a_worker_with_another_directory_does_not_stand_in(programs, tmp_path):
+    """It may have the same name, on another host."""
+    tasks = Tasks(programs, flags=['--train_steps=300', '--log_every_n_steps=10', SLOW])
+    ps = tasks.start('ps', 0)
+    chief = tasks.start('worker', 0, f'--model_dir={tmp_path / "model"}')
+    worker = tasks.start('worker', 1, f'--model_dir={tmp_path / "another"}')
+    worker.wait_for(r'worker 1: --model_dir=.* is not that of worker 0 here: .*')
+    for task in chief, worker, ps:
+        task.wait()
+    assert not list((tmp_path / 'another').glob('*ckpt*'))
+
+
+@pytest.fixture
+def chief_of():
+    """A function that returns an office, which it takes and signs as the chief of a run."""
+    def taken(directory, run):
+        place = office.Office(str(directory), run)
+        assert place.register() and place.take()
+        place.sign()
+        return place
+    return taken
+
+
+def test_one_at_a_time(tmp_path, chief_of):
+    chief, worker = chief_of(tmp_path, 'ps a:1'), office.Office(str(tmp_path), 'ps a:1')
+    assert not worker.take()
+    chief.give_back()
+    assert worker.take() and not chief.take()
+    worker.give_back()
+    assert chief.take()
+
+
+def test_a_chief_wants_its_office_back(tmp_path, chief_of):
+    chief_of(tmp_path, 'ps a:1')  # it ends
+    worker = office.Office(str(tmp_path), 'ps a:1')
+    assert worker.take() and not worker.is_wanted()
+    chief = office.Office(str(tmp_path), 'ps a:1')
+    assert chief.register() and worker.is_wanted()
+    assert not office.Office(str(tmp_path), 'ps a:1').register(), 'there is one chief at a time'
+
+
+def test_of_which_run_it_is(tmp_path, chief_of):
+    assert not office.Office(str(tmp_path / 'none'), 'ps a:1').is_of_this_run()
+    chief_of(tmp_path, 'ps a:1,b:1')
+    chief_of(tmp_path, 'ps a:1')
+    assert office.Office(str(tmp_path), 'ps a:1').is_of_this_run()
+    assert not office.Office(str(tmp_path), 'ps a:1,b:1').is_of_this_run()
+
+
+def test_the_office_of_another_run_is_not_waited_for(tmp_path, chief_of):
+    chief_of(tmp_path, 'ps a:1')  # it ends
+    worker = office.Office(str(tmp_path), 'ps a:1')
+    assert worker.take()
+    with pytest.raises(SystemExit, match='in use by another run'):
+        library.claim(str(tmp_path), 'worker 0', 'ps b:1')
