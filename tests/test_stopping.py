@@ -87,4 +87,4 @@ def test_what_is_a_gain(model_dir, names, tests, without_gain):
 def test_the_flags_are_those_of_all_folders():
     for path in ROOT.glob('*/worker.py'):
         text = path.read_text(encoding='utf-8')
-        assert 'Scheme' not in text or 'duties.now_and_then(step_context.session, progress)' in text
+        assert 'Scheme' not in text or '.now_and_then(step_context.session, progress)' in text
