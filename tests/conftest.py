@@ -112,6 +112,7 @@ class ToyWorker:
       session: a plain session on this worker's server.
       variables: the center.
       hparams: the scheme's hyperparameters.
+      task_index: int, which worker it is.
     """
 
     def __init__(self, cluster, folder, task_index, container, start, m, num_ps, num_workers,
@@ -136,6 +137,7 @@ class ToyWorker:
                 loss = sum(loss_scale * tf.reduce_sum(tf.square(v - m)) / 2 for v in values)
                 return loss, tf.constant(0.)
 
+            self.task_index = task_index
             self.hparams = types.SimpleNamespace(**hparams)
             self.scheme = self.program.Scheme(Problem(loss_at, self.variables), global_step,
                                               self.hparams, task_index, num_workers)

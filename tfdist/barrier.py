@@ -1,9 +1,11 @@
 """A step of all workers together, on `tf.train.SyncReplicasOptimizer`: a strict barrier, an end."""
 
 import threading
+import time
 
 from absl import flags
-from tfdist import exchange, seam, sessions, stopping, tables, transfer
+from tfdist import (ballots, exchange, gate, ledger, patience, seam, sessions, stopping, tables,
+                    tokens, transfer)
 from tfdist.quiet import tf
 
 flags.DEFINE_integer('replicas_to_aggregate', None, 'how many pushes make a step; by default as '
@@ -29,27 +31,29 @@ def pushes_per_step(hparams, num_workers):
 class Barrier(tf.train.SessionRunHook):
     """The push of a synchronous scheme, and the wait for the others'. Give it as a hook.
 
-    A worker adds its gradients, stamped with its local step, to accumulators on the ps and waits
-    for a token. The chief takes the mean of enough gradients, applies it, counts a step, and puts
-    tokens into a queue. Gradients with an old stamp are dropped.
+    A worker adds its gradients, stamped with its local step, to accumulators on the ps, and waits
+    for a token: the step that it goes on with. The chief takes the mean of enough gradients,
+    applies it, counts a step, and gives each worker its token. Gradients with an old stamp are
+    dropped, and so is the second push of a worker in a step.
 
-    TensorFlow's own hook for this class has two faults, which this one mends. It puts tokens into
-    the queue before the first step, so that nobody waits in it. And its queue runner does the
-    chief's part for ever: after the last step it waits for gradients that nobody will send, and
-    keeps the program from its end. Here the chief does it in the same run as its own push, which is
-    one run less for each step. With backup workers, who may complete a step without the chief's
-    push, a thread does it, up to the last step.
+    TensorFlow's own hook for this class has three faults, which this one mends. It puts tokens into
+    the queue before the first step, so that nobody waits in it. All wait for the same tokens: a
+    worker may take a slower one's, and push twice in one step. And its queue runner does the
+    chief's part for ever, and keeps the program from its end. Here the chief does it in the same
+    run as its own push, one run less for each step. With backup workers, who may complete a step
+    without the chief's push, a thread does it, up to the last step.
 
     Attributes:
       pushed: list of tensors, this worker's gradients.
       stamps: list of integer scalar tensors, the step to which each of them belongs: this worker's
-        local step. Those that are older than the global step are dropped.
-      push: dict of tensors to run, which adds them, without a wait: 'dropped', float32, 1 if the
-        first gradient came too late, else 0.
+        local step, or -1 if it has pushed in that. Those that are older than the global step are
+        dropped.
+      push: dict of tensors to run, which adds them, without a wait: 'dropped', float32, 1 if they
+        came too late, else 0; just before they came.
       complete: integer scalar tensor. To run it completes a step; it is the global step then. It
         blocks until enough have pushed, and gives nobody a token.
       finish: dict of tensors to run, which pushes and returns when the step is complete:
-        'global_step' after it, and 'dropped'.
+        'global_step' after it, and 'dropped': whether the push has not counted in it.
     """
 
     def __init__(self, optimizer, gradients, variables, global_step, hparams, task_index,
@@ -73,10 +77,10 @@ class Barrier(tf.train.SessionRunHook):
                        if getattr(hparams, 'stop_after_evals_without_gain', 0) else None)
         self._patience_secs = hparams.patience_secs
         self._is_chief = task_index == 0
-        self._joined = False
         self._thread = None  # does the chief's part if there are backup workers
         needed = pushes_per_step(hparams, num_workers)
         self._backups = num_workers - needed
+        self._global_step = global_step
         sync = tf.train.SyncReplicasOptimizer(tables.MeansOfSums(optimizer, needed), needed,
                                               num_workers)
         self.pushed = gradients
@@ -103,48 +107,69 @@ class Barrier(tf.train.SessionRunHook):
         others = set(tf.get_default_graph().get_operations())
         with tf.device(global_step.device):
             with tf.variable_creator_scope(create):
-                wait = sync.apply_gradients(tables.of_optimizer(gradients, variables), global_step)
+                sync.apply_gradients(tables.of_optimizer(gradients, variables), global_step)
             made = [op for op in tf.get_default_graph().get_operations() if op not in others]
             pushes = [op for op in made if op.type.endswith('AccumulatorApplyGradient')]
+            takes = [op for op in made if op.type.endswith('AccumulatorTakeGradient')]
             for op in made:
                 if op.type == 'SparseConditionalAccumulator':  # see tables.MeansOfSums
                     op._set_attr('reduction_type', tf.AttrValue(s=b'SUM'))
-            self.stamps = [op.inputs[1] for op in pushes]
-            late = tf.cast(tf.less(self.stamps[0], step_at_push), tf.int64)
-            with tf.control_dependencies(pushes):
-                self.push = {'dropped': tf.cast(late, tf.float32)}
             local_step, = local_steps
-            self._complete, = sync.get_chief_queue_runner().enqueue_ops
-            queue, tokens = self._complete.inputs
+            own_step = local_step.read_value()
+            me = tf.constant(task_index, tf.int64)
+            voted = ledger.Ledger('voted', global_step.device, default=-1)
+            stamp = tf.where(tf.less(voted.read(me), own_step), own_step, -tf.ones_like(own_step))
+            for op in pushes:
+                op._update_input(1, stamp)  # in the place of the local step
+            self.stamps = [stamp] * len(pushes)
+            with tf.control_dependencies(pushes):
+                vote = voted.write(me, own_step)
+            self.complete = sync.get_chief_queue_runner().enqueue_ops[0].inputs[1][0]
             if averages:
-                tokens = averages.follow(tokens)
-                self._complete = tf.raw_ops.QueueEnqueueManyV2(handle=queue, components=[tokens])
-            self.complete = tokens[0]
-            if self._is_chief and not self._backups:
-                # It needs no token: the step is complete when this run is.
-                for_the_others = tf.raw_ops.QueueEnqueueManyV2(handle=queue,
-                                                               components=[tokens[1:]])
-                with tf.control_dependencies([*pushes, for_the_others]):
-                    wait = local_step.assign(global_step.read_value())
-            with tf.control_dependencies([wait]):
-                both = tf.stack([local_step.read_value(), late])  # they travel as one
+                self.complete = averages.follow(self.complete)
+            accumulators = [accumulator for accumulator, _ in sync._accumulator_list]
+            if self._backups:
+                box = ballots.Box(me, stamp, num_workers)
+                accumulators.append(box.accumulator)
+                with tf.control_dependencies([vote]):
+                    vote = box.vote()
+                self.complete = box.count(needed, self.complete, takes)
+            late = tf.less(stamp, step_at_push)
+            with tf.control_dependencies([vote]):
+                self.push = {'dropped': tf.cast(late, tf.float32)}
+
+            own_tokens = tokens.Tokens(task_index, num_workers)
+            with_token = not self._is_chief or self._backups
+            self._complete = own_tokens.give(self.complete, also_mine=with_token)
+            if with_token:
+                with tf.control_dependencies([vote]):
+                    step = own_tokens.take()
+            else:  # the step is complete when this run is
+                with tf.control_dependencies([vote, self.complete, *self._complete]):
+                    step = global_step.read_value()
+            with tf.control_dependencies([local_step.assign(step)]):
+                if self._backups:
+                    late = box.has_not_counted()
+                both = tf.stack([local_step.read_value(), tf.cast(late, tf.int64)])  # as one
+            with tf.control_dependencies([own_tokens.forget(global_step.read_value())]):
+                self._join = local_step.assign(global_step.read_value())
+            # Who waits on a ps that lives, in a run that another one's loss has spoiled, goes on.
+            release = own_tokens.give(global_step.read_value(), also_mine=False)
         step, late = tf.unstack(both)
         self.finish = {'global_step': step, 'dropped': tf.cast(late, tf.float32)}
-        # TensorFlow complains of its ready op if that is never used.
-        with tf.control_dependencies([sync.ready_for_local_init_op]):
-            self._join = tf.group(sync.chief_init_op if self._is_chief
-                                  else sync.local_step_init_op)
-        self._release = sync.get_init_tokens_op(num_workers if self._backups else num_workers - 1)
-        self._global_step = global_step
+        # TensorFlow complains of some of these if they are never used.
+        self._gate = gate.Gate(accumulators, global_step, [
+            sync.ready_for_local_init_op, sync.chief_init_op, voted.clear(), *release])
 
     def after_create_session(self, session, coord):
-        """Joins at the current step; the chief begins its part, too."""
-        session.run(self._join)  # puts no tokens into the queue: the barrier holds from now on
-        if self._is_chief and self._joined:
-            # A ps died. What some pushed is lost with it, or was dropped before accumulators on
-            # another ps were set back: they would wait for ever. They push again.
-            session.run(self._release)
-        self._joined = True
+        """Joins at the current step, when the gate is open; the chief begins its part, too."""
+        if self._is_chief:
+            self._gate.open(session)
+        else:
+            patience.PATIENCE.expect('the chief, worker 0, has not opened the gate')
+            while not self._gate.is_open(session):
+                time.sleep(0.05)
+        session.run(self._join)
         if self._is_chief and self._backups:
             self._thread = threading.Thread(target=self._complete_steps, args=(session,),
                                             daemon=True)

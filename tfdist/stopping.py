@@ -1,6 +1,7 @@
 """An early end: the chief says after which step, all others hear of it, and stop there."""
 
 from absl import flags
+from tfdist import ledger
 from tfdist.quiet import tf
 
 FLAGS = flags.FLAGS
@@ -26,16 +27,13 @@ class Board:
           global_step: int64 `tf.Variable`.
           device: string, where the board is; by default beside the global step.
         """
-        with tf.device(device or global_step.device):
+        device = device or global_step.device
+        board = ledger.Ledger('last_step', device, default=tf.int64.max)
+        with tf.device(device):
             key = tf.constant(0, tf.int64)
-            # A table, since nobody has to initialize it: what is not there has a default.
-            board = tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.int64,
-                                                  shared_name='last_step')
-            self.last_step = tf.raw_ops.LookupTableFindV2(
-                table_handle=board, keys=key, default_value=tf.constant(tf.int64.max, tf.int64))
+            self.last_step = board.read(key)
             self._soon = global_step.read_value() + _AHEAD
-            self._write = tf.raw_ops.LookupTableInsertV2(table_handle=board, keys=key,
-                                                         values=self._soon)
+            self._write = board.write(key, self._soon)
 
     def write(self, session):
         """Writes a step that comes soon, in a `tf.Session`; returns it, an int."""
