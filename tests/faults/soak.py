@@ -7,9 +7,9 @@
 A round is one run of a folder. Tasks are killed, or stopped and woken, at times that follow from
 the seed; whatever ends with a failure is started again, as a cluster's engine does. Then the faults
 end, and the run has to come to its own end: in time, with no process left, and with the accuracy
-that it has without faults. Of tasks that lived through the round memory, threads and descriptors
-are compared with what they had in its first third. What a checkpoint had, and from where the chief
-resumed, is told and not judged.
+that it has without faults. A run that resumes has to do so from the newest checkpoint that was
+whole for sure, or a newer one. Of tasks that lived through the round memory, threads and
+descriptors are compared with what they had in its first third.
 """
 
 import argparse
@@ -27,7 +27,8 @@ import psutil
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from processes import checkpoints, examples, Programs, RESUMES, ROOT, Tasks, TEST  # noqa: E402
+from processes import (checkpoints, examples, Programs, RESUMES, ROOT, Tasks, TEST,  # noqa: E402
+                       trainer)
 
 FAULTS_SECS = 45  # of each round
 END_SECS = 240  # for the rest of a round: more is a hang
@@ -39,6 +40,12 @@ GROWTH = {'memory': (1.05, 20e6), 'threads': (1.0, 4), 'descriptors': (1.0, 12)}
 
 # What is to happen: after so many seconds, to which task, and for how long if it is stopped.
 Fault = collections.namedtuple('Fault', 'at kind task seconds')
+
+
+def scheme(folder):
+    """Returns the text of the program that has a folder's scheme; None if it has no cluster's."""
+    text = (ROOT / folder / f'{trainer(ROOT / folder)}.py').read_text(encoding='utf-8')
+    return text if 'class Scheme' in text and (ROOT / folder / 'worker.py').exists() else None
 
 
 def plan(seed, folder, tasks):
@@ -67,22 +74,33 @@ class Round:
         self._model_dir = directory / 'model'
         self._programs = Programs(directory)
         has_ps = (ROOT / folder / 'ps.py').exists()
-        source = (ROOT / folder / 'worker.py').read_text(encoding='utf-8')
+        source = scheme(folder)
         window = re.search(r'communication_window=(\d+)', source)
         steps = STEPS_PER_SEC * FAULTS_SECS
         together = 'barrier.Synchronous' in source or 'ring.Ring' in source
+        self._trainer = 'worker' if trainer(ROOT / folder) == 'worker' else 'chief'
         self._tasks = Tasks(self._programs, num_ps=2 * has_ps, num_workers=4, folder=folder, flags=[
             f'--train_steps={steps * (1 if together else 4) // int(window[1] if window else 1)}',
-            '--log_every_n_steps=200', '--save_checkpoint_secs=5', '--patience_secs=60', RATE,
-            f'--model_dir={self._model_dir}'])
+            '--log_every_n_steps=200', '--save_checkpoint_secs=5', '--patience_secs=60',
+            *([RATE] if self._trainer == 'worker' else []),
+            f'--model_dir={self._model_dir}', *self._prepare(folder, directory)])
         self._running = {(job, i): None for job in sorted(self._tasks.cluster)
                          for i in range(len(self._tasks.cluster[job]))}
         self._due = dict.fromkeys(self._running, 0.)  # when to start it
         self._done = set()
         self._first = {}  # by program: what it had in the first third
         self._saved = 0  # the newest step that a checkpoint surely has
+        self._resumed = collections.Counter()  # how many such lines of each program were looked at
         self._faults = plan(seed, folder, sorted(self._running))
         self._woken = []
+
+    def _prepare(self, folder, directory):
+        """Makes the records that a folder reads, if it does; returns the flag that says where."""
+        if not (ROOT / folder / 'prepare_data.py').exists():
+            return []
+        flag = f'--records_dir={directory / "records"}'
+        self._programs.task('prepare_data', flag, folder=folder).ends_well()
+        return [flag]
 
     def say(self, text):
         print(f'  {time.monotonic() - self._began:6.1f} s  {text}', flush=True)
@@ -111,7 +129,8 @@ class Round:
                 self.problems.append(f'left running: {left}')
 
     def _tend(self):
-        """Starts what is due, and what has failed."""
+        """Starts what is due, and what has failed; looks what was saved and restored."""
+        self._look_at_resumed()
         if self._model_dir.exists():
             self._saved = max([self._saved, *checkpoints(self._model_dir)[:-1]])
         for task, program in self._running.items():
@@ -126,6 +145,17 @@ class Round:
                 if task not in self._done and time.monotonic() >= self._due[task]:
                     self._running[task] = self._tasks.start(*task)
                     self._due[task] = 0.
+
+    def _look_at_resumed(self):
+        """Judges from where runs were resumed since the last look."""
+        program = self._running[self._trainer, 0]
+        if not program:
+            return
+        for match in program.matches(RESUMES)[self._resumed[program.mark]:]:
+            self._resumed[program.mark] += 1
+            self.say(match[0])
+            if int(match['step']) < self._saved:
+                self.problems.append(f'{match[0]}, and up to step {self._saved} was saved')
 
     def _commit(self, fault, seconds):
         program = self._running[fault.task]
@@ -163,14 +193,13 @@ class Round:
 
     def _judge(self):
         """Says what a run that came to its end has lost, or gained."""
-        chief = self._running['worker', 0]
+        self._look_at_resumed()
+        chief = self._running[self._trainer, 0]
         tests = chief.matches(TEST)
         accuracy = float(tests[-1]['accuracy']) if tests else 0.
         self.say(f'ended, accuracy {accuracy}, saved up to step {self._saved}')
         if accuracy < LEAST_ACCURACY:
             self.problems.append(f'accuracy {accuracy}\n{chief}')
-        for match in chief.matches(RESUMES):
-            self.say(match[0])
         for task, had, has in self._first.values():
             for what, (factor, more) in GROWTH.items():
                 if has.get(what, 0) > had[what] * factor + more:
@@ -185,9 +214,7 @@ def main():
     parser.add_argument('--seed', type=int, default=1, help='of the first turn of all schemes')
     parser.add_argument('--only', help='folders, by commas')
     options = parser.parse_args()
-    folders = [name for name in examples() if (ROOT / name / 'worker.py').exists()
-               and 'Scheme' in (ROOT / name / 'worker.py').read_text(encoding='utf-8')]
-    folders = options.only.split(',') if options.only else folders
+    folders = options.only.split(',') if options.only else list(filter(scheme, examples()))
     deadline = time.monotonic() + 60 * options.minutes
     rounds, bad = 0, 0
     seed = options.seed
