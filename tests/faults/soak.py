@@ -8,8 +8,8 @@ A round is one run of a folder. Tasks are killed, or stopped and woken, at times
 the seed; whatever ends with a failure is started again, as a cluster's engine does. Then the faults
 end, and the run has to come to its own end: in time, with no process left, and with the accuracy
 that it has without faults. A run that resumes has to do so from the newest checkpoint that was
-whole for sure, or a newer one. Of tasks that lived through the round memory, threads and
-descriptors are compared with what they had in its first third.
+whole for sure, or a newer one. Memory, threads and descriptors of tasks that live for long are compared
+with what they had when they had just begun.
 """
 
 import argparse
@@ -36,6 +36,7 @@ RESTART_SECS = 1  # an engine takes that long to start a task again
 RATE = '--straggler=0:0.02,1:0.02,2:0.02,3:0.02'  # not even 50 local steps/s and worker
 STEPS_PER_SEC = 60  # of a worker's: so long is a run without faults
 LEAST_ACCURACY = 0.9
+BEGUN_SECS = 25  # after so long a task has begun, also on a busy machine
 GROWTH = {'memory': (1.05, 20e6), 'threads': (1.0, 4), 'descriptors': (1.0, 12)}  # factor, and more
 
 # What is to happen: after so many seconds, to which task, and for how long if it is stopped.
@@ -88,7 +89,7 @@ class Round:
                          for i in range(len(self._tasks.cluster[job]))}
         self._due = dict.fromkeys(self._running, 0.)  # when to start it
         self._done = set()
-        self._first = {}  # by program: what it had in the first third
+        self._first = {}  # by process: which task it is, what it had first, and what it has now
         self._saved = 0  # the newest step that a checkpoint surely has
         self._resumed = collections.Counter()  # how many such lines of each program were looked at
         self._faults = plan(seed, folder, sorted(self._running))
@@ -118,8 +119,7 @@ class Round:
                 self._wake(seconds)
                 while self._faults and self._faults[0].at <= seconds:
                     self._commit(self._faults.pop(0), seconds)
-                if seconds > FAULTS_SECS / 3:
-                    self._measure()
+                self._measure()
                 time.sleep(0.2)
             self._judge()
         finally:
@@ -178,12 +178,14 @@ class Round:
                     program.send(signal.SIGCONT)
 
     def _measure(self):
-        """Notes what each task has; the first time, to compare with."""
+        """Notes what each task has that has begun; the first time, to compare with."""
         for task, program in self._running.items():
             if program is None or not program.running:
                 continue
             try:
                 process = psutil.Process(program.pid)
+                if time.time() - process.create_time() < BEGUN_SECS:
+                    continue
                 has = {'memory': process.memory_info().rss, 'threads': process.num_threads(),
                        'descriptors': process.num_fds()}
             except psutil.NoSuchProcess:
