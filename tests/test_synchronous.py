@@ -11,7 +11,7 @@ import types
 
 import pytest
 import tensorflow.compat.v1 as tf
-from tfdist import warmup
+from tfdist import overtaken, warmup
 from tfdist.toy import Problem
 
 HPARAMS = {
@@ -419,3 +419,27 @@ def test_a_rate_too_many(workers):
 def test_more_pushes_than_workers(workers, folder):
     with pytest.raises(SystemExit, match='^--replicas_to_aggregate=3, and there are 2 workers: no'):
         workers(folder, replicas_to_aggregate=3)
+
+
+def test_a_chief_that_was_overtaken_begins_again(monkeypatch):
+    """It is, when it stands for some time in a step that is complete; not when it is slow."""
+    class Session:
+        def __init__(self, looks):
+            self.looks, self.closed = list(looks), False
+
+        def make_callable(self, fetches):
+            assert fetches == ['local', 'global']
+            return lambda: self.looks.pop(0)
+
+        def close(self):
+            self.closed = True
+
+    monkeypatch.setattr(overtaken.time, 'sleep', lambda _: None)
+    overtaken_at_8 = [[7, 7]] * 5 + [[7, 8]] * 4
+    session = Session(overtaken_at_8)
+    overtaken.watch(session, 'local', 'global')
+    assert session.closed and not session.looks
+    session = Session([[7, 8], [8, 9]] * 9 + [[9, 9]] * 9)
+    with pytest.raises(IndexError):
+        overtaken.watch(session, 'local', 'global')
+    assert not session.closed

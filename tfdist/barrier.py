@@ -4,12 +4,13 @@ import threading
 import time
 
 from absl import flags
-from tfdist import (ballots, exchange, gate, ledger, patience, seam, sessions, stopping, tables,
-                    tokens, transfer)
+from tfdist import (ballots, exchange, gate, ledger, overtaken, patience, seam, sessions,
+                    stopping, tables, tokens, transfer)
 from tfdist.quiet import tf
 
 flags.DEFINE_integer('replicas_to_aggregate', None, 'how many pushes make a step; by default as '
                      'many as there are workers, with fewer the others are backups', lower_bound=1)
+_TOKENS_SECS = 10  # to give them takes far less
 
 
 def pushes_per_step(hparams, num_workers):
@@ -65,8 +66,7 @@ class Barrier(tf.train.SessionRunHook):
           gradients: list of tensors, one for each variable.
           variables: list of `tf.Variable` and `tables.Rows`, the center.
           global_step: integer `tf.Variable`, counts updates of the center.
-          hparams: object with the attributes replicas_to_aggregate (None for all), train_steps and
-            patience_secs.
+          hparams: object with the attributes replicas_to_aggregate (None for all) and train_steps.
           task_index: int, which worker this is; 0 is the chief.
           num_workers: int, how many there are.
           before: list of ops that have run before a push counts.
@@ -75,12 +75,10 @@ class Barrier(tf.train.SessionRunHook):
         self._train_steps = hparams.train_steps
         self._board = (stopping.Board(global_step)
                        if getattr(hparams, 'stop_after_evals_without_gain', 0) else None)
-        self._patience_secs = hparams.patience_secs
         self._is_chief = task_index == 0
-        self._thread = None  # does the chief's part if there are backup workers
+        self._thread = None  # of the chief, see `after_create_session`
         needed = pushes_per_step(hparams, num_workers)
         self._backups = num_workers - needed
-        self._global_step = global_step
         sync = tf.train.SyncReplicasOptimizer(tables.MeansOfSums(optimizer, needed), needed,
                                               num_workers)
         self.pushed = gradients
@@ -115,15 +113,16 @@ class Barrier(tf.train.SessionRunHook):
                 if op.type == 'SparseConditionalAccumulator':  # see tables.MeansOfSums
                     op._set_attr('reduction_type', tf.AttrValue(s=b'SUM'))
             local_step, = local_steps
-            own_step = local_step.read_value()
+            self._local_step, self._global_step = local_step.read_value(), global_step.read_value()
             me = tf.constant(task_index, tf.int64)
             voted = ledger.Ledger('voted', global_step.device, default=-1)
-            stamp = tf.where(tf.less(voted.read(me), own_step), own_step, -tf.ones_like(own_step))
+            stamp = tf.where(tf.less(voted.read(me), self._local_step), self._local_step,
+                             -tf.ones_like(self._local_step))
             for op in pushes:
                 op._update_input(1, stamp)  # in the place of the local step
             self.stamps = [stamp] * len(pushes)
             with tf.control_dependencies(pushes):
-                vote = voted.write(me, own_step)
+                vote = voted.write(me, self._local_step)
             self.complete = sync.get_chief_queue_runner().enqueue_ops[0].inputs[1][0]
             if averages:
                 self.complete = averages.follow(self.complete)
@@ -170,28 +169,31 @@ class Barrier(tf.train.SessionRunHook):
             while not self._gate.is_open(session):
                 time.sleep(0.05)
         session.run(self._join)
-        if self._is_chief and self._backups:
-            self._thread = threading.Thread(target=self._complete_steps, args=(session,),
-                                            daemon=True)
+        if self._is_chief:
+            self._thread = threading.Thread(target=self._beside, args=(session,), daemon=True)
             self._thread.start()
+
+    def _beside(self, session):
+        """What the chief does beside its own steps."""
+        with sessions.until_it_ends():
+            if self._backups:
+                self._complete_steps(session)
+            else:
+                overtaken.watch(session, self._local_step, self._global_step)
 
     def _complete_steps(self, session):
         """The chief's part, up to the last step."""
-        try:
-            with sessions.failures_of_ps():
-                step, last_step = session.run(self._global_step), self._train_steps
-                ops = [self._complete] + ([self._board.last_step] if self._board else [])
-                complete = session.make_callable(ops)
-                while step < last_step:
-                    last_step = min([last_step, *complete()[1:]])
-                    step += 1  # nobody else counts, and to fetch it would be one more transfer
-        except (tf.errors.AbortedError, tf.errors.UnavailableError, RuntimeError):
-            pass  # a ps died, or the session was closed: with a new one comes a new thread
+        step, last_step = session.run(self._global_step), self._train_steps
+        ops = [self.complete, self._complete] + ([self._board.last_step] if self._board else [])
+        complete = session.make_callable(ops)
+        while step < last_step:
+            step, _, *rest = complete()
+            last_step = min([last_step, *rest])
 
     def end(self, session):
         """The chief sees to it that everybody gets the tokens of the last step."""
-        if self._thread:
-            self._thread.join(self._patience_secs)
+        if self._backups and self._thread:
+            self._thread.join(_TOKENS_SECS)
 
 
 class Synchronous(seam.Seam):

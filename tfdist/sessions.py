@@ -25,12 +25,25 @@ def failures_of_ps():
     """Lets a session recover from all that TensorFlow raises when a call to a ps fails.
 
     `tf.train.MonitoredSession` makes a new session after `AbortedError` and `UnavailableError`.
-    TensorFlow 2.21 may say `CancelledError` instead, for another part of the same call.
+    TensorFlow 2.21 may say `CancelledError` instead, for another part of the same call. One that
+    was closed meanwhile, see `overtaken`, is made anew, too.
     """
     try:
         yield
     except tf.errors.CancelledError as error:
         raise tf.errors.AbortedError(error.node_def, error.op, error.message) from error
+    except RuntimeError as error:
+        if 'closed Session' not in str(error):
+            raise
+        raise tf.errors.AbortedError(None, None, str(error)) from error
+
+
+@contextlib.contextmanager
+def until_it_ends():
+    """Ends what a thread does in a session when a ps fails, or the session is closed."""
+    with contextlib.suppress(tf.errors.AbortedError, tf.errors.UnavailableError):
+        with failures_of_ps():
+            yield
 
 
 class WorkerSessionCreator(tf.train.SessionCreator):

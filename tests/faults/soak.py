@@ -8,8 +8,8 @@ A round is one run of a folder. Tasks are killed, or stopped and woken, at times
 the seed; whatever ends with a failure is started again, as a cluster's engine does. Then the faults
 end, and the run has to come to its own end: in time, with no process left, and with the accuracy
 that it has without faults. A run that resumes has to do so from the newest checkpoint that was
-whole for sure, or a newer one. Memory, threads and descriptors of tasks that live for long are compared
-with what they had when they had just begun.
+whole for sure, or a newer one. Memory, threads and descriptors of tasks that live for long are
+compared with what they had when they had just begun.
 """
 
 import argparse
