@@ -37,7 +37,8 @@ RATE = '--straggler=0:0.02,1:0.02,2:0.02,3:0.02'  # not even 50 local steps/s an
 STEPS_PER_SEC = 60  # of a worker's: so long is a run without faults
 LEAST_ACCURACY = 0.9
 BEGUN_SECS = 25  # after so long a task has begun, also on a busy machine
-GROWTH = {'memory': (1.05, 20e6), 'threads': (1.0, 4), 'descriptors': (1.0, 12)}  # factor, and more
+# Factor, and what may come besides: in the first ten losses of a ps the pools of gRPC fill up.
+GROWTH = {'memory': (1.05, 20e6), 'threads': (1, 16), 'descriptors': (1, 40)}
 
 # What is to happen: after so many seconds, to which task, and for how long if it is stopped.
 Fault = collections.namedtuple('Fault', 'at kind task seconds')
