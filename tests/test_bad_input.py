@@ -113,16 +113,17 @@ def test_tasks_say_what_is_wrong(programs):
 
 def test_a_ps_that_does_not_answer(programs):
     dead, = free_ports(1)
-    with socket.socket() as mute, socket.socket() as other:
-        for server in mute, other:
+    with socket.socket() as mute, socket.socket() as other, socket.socket() as curt:
+        for server in mute, other, curt:
             server.bind(('localhost', 0))
             server.listen(20)
-        greeter = threading.Thread(target=_greet, args=(other,), daemon=True)
-        greeter.start()
+        for server, greeting in (other, b'SSH-2.0-server\r\n'), (curt, b''):
+            threading.Thread(target=_greet, args=(server, greeting), daemon=True).start()
         cases = [
             (f'localhost:{dead}', 'Connection refused'),
             (f'localhost:{mute.getsockname()[1]}', 'timed out'),
             (f'localhost:{other.getsockname()[1]}', 'it is no server of TensorFlow'),
+            (f'localhost:{curt.getsockname()[1]}', 'it closes the connection'),
             ('no-such-host.invalid:2222', '.+'),
         ]
         me = free_ports(len(cases))
@@ -135,15 +136,16 @@ def test_a_ps_that_does_not_answer(programs):
             assert all(processes.WAITS.fullmatch(line) for line in worker.out)
 
 
-def _greet(server):
-    """Answers as servers of mail or shells do."""
+def _greet(server, greeting):
+    """Answers as servers of mail or shells do; without a word, as tunnels that lead nowhere."""
     while True:
         try:
             connection, _ = server.accept()
         except OSError:
             return
         with connection:
-            connection.sendall(b'SSH-2.0-server\r\n')
+            connection.recv(100)  # what is not read makes the end a rude one
+            connection.sendall(greeting)
 
 
 def test_a_chief_that_never_comes(programs):

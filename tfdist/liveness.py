@@ -18,8 +18,10 @@ def silence(address):
             # The system accepts connections for a process that is stuck, and other programs listen
             # too. Servers of TensorFlow speak HTTP/2, which begins with settings (type 4).
             connection.sendall(b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + b'\0\0\0\4\0\0\0\0\0')
-            is_server = connection.recv(9)[3:4] == b'\4'
-        return '' if is_server else 'it is no server of TensorFlow'
+            answer = connection.recv(9)
+        if not answer:  # so do tunnels whose other end has nobody to connect with
+            return 'it closes the connection'
+        return '' if answer[3:4] == b'\4' else 'it is no server of TensorFlow'
     except OSError as error:
         return error.strerror or str(error)
 
