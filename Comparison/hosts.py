@@ -157,18 +157,22 @@ class Hosts:
         """Returns the command, a list of strings, that runs `command` on a host in `cwd`."""
         return [*_on(self._holders[name].pid, cwd), *command]
 
-    def python(self):
+    def python(self, by_tunnels=False):
         """Makes what may stand in for Python: it runs each task of a cluster on a host of its own.
 
         That is the host with the name of the task, such as worker-0. What has no TF_CONFIG is no
         task, and runs as it would without hosts.
 
+        Args:
+          by_tunnels: bool, whether the tasks reach each other at the local ports that they had on
+            one machine, and not at each other's hosts.
+
         Returns:
           String, the path of an executable file.
         """
-        path = self._directory / 'python'
-        path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{__file__}" "{self._pids}" "$@"\n',
-                        encoding='utf-8')
+        path = self._directory / ('python-by-tunnels' if by_tunnels else 'python')
+        path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{__file__}" "{self._pids}" '
+                        f'{int(by_tunnels)} "$@"\n', encoding='utf-8')
         path.chmod(0o700)
         return str(path)
 
@@ -212,10 +216,11 @@ def moved(config):
 
 def main():
     """Runs a program of Python, on its host if it is a task."""
-    command = [sys.executable, *sys.argv[2:]]
+    command = [sys.executable, *sys.argv[3:]]
     if 'TF_CONFIG' in os.environ:
         config, host = moved(json.loads(os.environ['TF_CONFIG']))
-        os.environ['TF_CONFIG'] = json.dumps(config)
+        if not int(sys.argv[2]):
+            os.environ['TF_CONFIG'] = json.dumps(config)
         with open(sys.argv[1], encoding='utf-8') as file:
             command = [*_on(json.load(file)[host], os.getcwd()), *command]
     os.execvp(command[0], command)

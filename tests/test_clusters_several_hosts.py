@@ -154,12 +154,17 @@ def test_without_a_shared_directory(run):
         task.kill()
 
 
-def test_the_firewall(run, programs):
+def needs_nft(its_hosts):
+    """Skips the test where no firewall can be loaded on `Hosts`."""
     if not shutil.which('nft'):
         pytest.skip('there is no nft (package nftables)')
-    if subprocess.run(run.hosts.on('alpha', ['nft', 'list', 'ruleset'], ROOT), timeout=30,
+    if subprocess.run(its_hosts.on('alpha', ['nft', 'list', 'ruleset'], ROOT), timeout=30,
                       stderr=subprocess.DEVNULL, check=False).returncode:
         pytest.skip('this kernel has no nftables')
+
+
+def test_the_firewall(run, programs):
+    needs_nft(run.hosts)
     servers = [programs.start(run.hosts.on('alpha', [sys.executable, '-m', 'http.server', port],
                                            programs.directory)) for port in ('2222', '2223')]
     names = ['alpha', 'beta', 'gamma', 'stranger']
