@@ -13,6 +13,7 @@ import collections
 import functools
 import multiprocessing
 import os
+import pathlib
 import re
 import socket
 import statistics
@@ -21,15 +22,18 @@ import tempfile
 import time
 
 from examples import Example
+import hosts
 import numpy as np
 import readmes
 from runs import notes_in, rate, ROOT, Run, TIME_LIMIT
+import tunnels
 
 RATE = 'steps/s in all'
 BARE = 'bare limit, ' + RATE
 STEPS = 'steps/s'
 SENT = 'kB that a worker sends and gets in a push'
 IN_ONE = 'in those of one process with 1 thread'
+TUNNELLED = 'through tunnels, in plain ones'
 HOTTEST = 'bytes that the busiest ps sends in a step'
 
 
@@ -79,7 +83,7 @@ def as_it_comes(folder):
             'peak memory of a worker, MB': run.peaks['worker.py'] / 1e6}
 
 
-def together(folder, workers, local_steps, window=1):
+def together(folder, workers, local_steps, window=1, **env):
     """Measures `workers` workers side by side.
 
     Args:
@@ -87,11 +91,12 @@ def together(folder, workers, local_steps, window=1):
       workers: int.
       local_steps: int, how many they train in all.
       window: int, how many local steps there are to one global step.
+      **env: strings, environment variables.
     """
     flags = [f'--train_steps={local_steps // window}', '--log_every_n_steps=5000']
     if window > 1:
         flags.append(f'--communication_window={window}')
-    figures = Run(folder, *flags, WORKERS=str(workers)).figures()
+    figures = Run(folder, *flags, WORKERS=str(workers), **env).figures()
     rates = {RATE: figures['local steps/s']}
     if workers > 1:
         rates['steps/s per worker'] = figures['steps/s per worker']
@@ -138,6 +143,38 @@ def _input_alone(folder, batches):
         for _ in range(batches):
             run()
         return batches / (time.monotonic() - began)
+
+
+def by_tunnels(folder, local_steps, window=1):
+    """Measures two workers and a ps on hosts of their own, plainly and through tunnels of TLS.
+
+    Args:
+      folder: string.
+      local_steps: int, how many they train in all.
+      window: int, how many local steps there are to one global step.
+
+    Returns:
+      A dict of figures; an empty one, and says why, where hosts or tunnels cannot be made.
+    """
+    names, port = ['ps-0', 'worker-0', 'worker-1'], str(tunnels.LOCAL_PORT)
+    with tempfile.TemporaryDirectory() as directory:
+        place = pathlib.Path(directory)
+        try:
+            command = tunnels.stunnel(place)
+            reason = hosts.missing()
+        except RuntimeError as error:
+            reason = error
+        if reason:
+            print(f'left out: {reason}', file=sys.stderr)
+            return {}
+        with hosts.Hosts(place, names) as network:
+            plain = together(folder, 2, local_steps, window, PORT=port,
+                             PYTHON=network.python())[RATE]
+            with tunnels.Tunnels(network, place, names, command):
+                tunnelled = together(folder, 2, local_steps, window, PORT=port,
+                                     PYTHON=network.python(by_tunnels=True))[RATE]
+    return {'plain, ' + RATE: plain, 'through tunnels, ' + RATE: tunnelled,
+            TUNNELLED: tunnelled / plain}
 
 
 def windows(folder, lengths=(10, 50), numbers=(1, 2)):
@@ -285,6 +322,9 @@ CASES = {
     **windows('AGN'),
     **windows('SAGN', [10], [2]),
     **windows('Local-SGD', [10], [2]),
+    'Tunnels, HogWild': functools.partial(by_tunnels, 'HogWild', 4000),
+    **{f'Tunnels, AGN, window {window}': functools.partial(by_tunnels, 'AGN', 24000, window)
+       for window in (10, 50)},
     'Synchronous-SGD': functools.partial(synchronous, 'Synchronous-SGD'),
     'Ring-AllReduce': functools.partial(synchronous, 'Ring-AllReduce'),
     'Ring-AllReduce, collective': functools.partial(synchronous, 'Ring-AllReduce',
@@ -332,6 +372,8 @@ TARGETS = {
     'Local-SGD, window 10, 2 workers, ' + RATE: '>= 0.8 of AGN',
     'Synchronous-SGD, ' + STEPS: '>= 400, and HogWild per worker',
     'Ring-AllReduce, ' + STEPS: '>= 400, and HogWild per worker',
+    'Tunnels, HogWild, ' + TUNNELLED: '>= 0.6',
+    **{f'Tunnels, AGN, window {window}, ' + TUNNELLED: '>= 0.9' for window in (10, 50)},
     'Non-Distributed-Setup, ' + RATE: '>= 0.6 of the bare limit',
     'HogWild, 2 workers, ' + RATE: '>= 900',
     'HogWild, seconds to the first step': '<= 5',
