@@ -198,6 +198,58 @@ def test_the_parts_fit_together(name, image, path):
         assert job['spec']['completions'] == job['spec']['parallelism'] == len(made)
 
 
+def who_is_in(resources, pod):
+    """Returns whom a manifest's policies let connect to a pod of it, a set of (who, port).
+
+    As the documentation of NetworkPolicy says: a pod that no policy of Ingress selects is open;
+    what is empty or left out stands for all; a selector of pods is for those of its namespace.
+    """
+    others = {'a pod of the job': pod.labels, 'another pod': {'app': 'other'}, 'a bare pod': {},
+              'a pod of another namespace': None, 'who is no pod': None}
+    policies = [policy['spec'] for policy in of_kind(resources, 'NetworkPolicy')
+                if 'Ingress' in policy['spec'].get('policyTypes', ['Ingress'])
+                and selects(policy['spec']['podSelector'], pod.labels)]
+    rules = [rule for policy in policies for rule in policy.get('ingress', [])]
+    return {(who, port) for who, labels in others.items() for port in (PORT, PORT + 1)
+            if not policies or any(
+                (not rule.get('from') or any(selects(peer['podSelector'], labels)
+                                             for peer in rule['from']))
+                and (not rule.get('ports') or port in [one['port'] for one in rule['ports']])
+                for rule in rules)}
+
+
+def selects(selector, labels):
+    """Returns whether a selector is for a pod with these labels; None: it is in no reach of it."""
+    return labels is not None and selector.get('matchLabels', {}).items() <= labels.items()
+
+
+@pytest.mark.parametrize('name', JOBS)
+def test_the_policy_lets_in_the_pods_of_the_job_alone(name):
+    resources = load(name)
+    made = pods(resources)
+    assert len(made) > 2
+    for pod in made:
+        assert who_is_in(resources, pod) == {('a pod of the job', PORT)}
+
+
+POLICY_RULE = 'spec', 'ingress', 0
+
+
+@pytest.mark.parametrize('change', [
+    _set('spec', 'ingress', value=[]),  # nobody
+    _set('spec', 'podSelector', 'matchLabels', value={'app': 'hog-wild'}),  # of no pod
+    _set('spec', 'policyTypes', value=['Egress']),
+    _set(*POLICY_RULE, 'from', value=[]),
+    _set(*POLICY_RULE, 'from', 0, 'podSelector', value={}),
+    _set(*POLICY_RULE, 'ports', value=[]),
+])
+def test_mistakes_of_a_policy_are_found(change):
+    resources = copy.deepcopy(load('job-hogwild.yaml'))
+    policy, = of_kind(resources, 'NetworkPolicy')
+    change(policy)
+    assert who_is_in(resources, pods(resources)[0]) != {('a pod of the job', PORT)}
+
+
 def finds_the_library(folder, path):
     """Returns the path of the directory from which the programs in a folder import tfdist."""
     found = subprocess.run(['python', '-c', 'import tfdist; print(tfdist.__path__[0])'],
