@@ -41,7 +41,7 @@ def ask(address):
     with tf.Graph().as_default():
         content, mark = tf.read_file(sys.argv[1]), tf.fill([500], float(sys.argv[2]))
         variable = tf.get_variable('marked', initializer=mark)
-        config = tf.ConfigProto(operation_timeout_in_ms=6000, device_filters=['/job:ps'])
+        config = tf.ConfigProto(operation_timeout_in_ms=10000, device_filters=['/job:ps'])
         try:
             with tf.Session('grpc://' + address, config=config) as session:
                 session.run(variable.initializer)
