@@ -48,6 +48,7 @@ BACK = re.compile(NAME + r': worker 0 is back: it saves and tests')
 WAITS_FOR_OFFICE = re.compile(NAME + r': waits for the worker that saves in --model_dir=\S+ now')
 STOPS = re.compile(NAME + r': (?P<tests>\d+) tests without gain, all stop at step (?P<step>\d+)')
 WAITS = re.compile(NAME + r': (?:ps|worker) \d+ at \S+ does not answer \(.+\); waiting')
+LONELY = re.compile(r'\w+ \d+: no \w+ answers, and none has said that it is done; waiting')
 INCOMPLETE = re.compile(NAME + r': the (?:step is|parameters are) not \w+ after \d+ s '
                         r'\(.+\); waiting')
 PREPARED = re.compile(r'prepare_data: \d+ examples in \d+ files, and \d+ to test on, are in .+')
@@ -62,7 +63,7 @@ MEMBER = re.compile(r'ps 0: worker (?P<worker>\d+) (?P<what>joins|leaves|is done
 DEVICES = re.compile(NAME + r': towers on /device:.+')
 GOOD_LINES = (BEGINS, RESUMES, STEP, DID, TEST, WAITS, INCOMPLETE, KEEPS, SENDS, DEVICES,
               TOOK, MEMBER, PREPARED, EVALUATED, EXPORTED, TESTED, STOPS,
-              AWAY, BACK, WAITS_FOR_OFFICE)
+              AWAY, BACK, WAITS_FOR_OFFICE, LONELY)
 
 
 def examples():

@@ -2,7 +2,7 @@
 
 import time
 
-from processes import (BEGINS, checkpoints, DID, INCOMPLETE, RESUMES, SLOW, STEP, Tasks,
+from processes import (BEGINS, checkpoints, DID, INCOMPLETE, LONELY, RESUMES, SLOW, STEP, Tasks,
                        TEST, wait_until)
 import pytest
 import tensorflow.compat.v1 as tf
@@ -134,6 +134,22 @@ def test_ps_that_does_not_know_who_is_done(programs):
     assert again.out == ['ps 0: worker 1 never said that it is done, and does not answer']
 
 
+@pytest.mark.parametrize('workers_come', [
+    False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_a_ps_that_nobody_needs_any_more(programs, workers_come):
+    """Its workers never came; or all were done, and it was killed and started again too late."""
+    tasks = Tasks(programs, flags=['--train_steps=5'])
+    if workers_come:
+        ps = tasks.start('ps', 0)
+        for worker in [tasks.start('worker', i) for i in range(2)]:
+            worker.ends_well()
+        ps.wait()
+    late = tasks.start('ps', 0, '--patience_secs=12')
+    late.wait_for(LONELY)
+    late.fails(r'^ps 0: no worker answers, and none has said that it is done\. '
+               r'Gave up after 12 s\.$')
+
+
 # Synchronous schemes.
 
 @pytest.fixture
@@ -188,6 +204,22 @@ def test_with_backup_workers_a_dead_one_is_not_missed(together):
     again = tasks.start('worker', 2)  # so that the ps does not wait for it
     for task in [again] + servers:
         task.ends_well()
+
+
+@pytest.mark.thorough
+def test_with_backup_workers_the_chief_is_missed(together):
+    """It takes the mean: the others wait for it, and go on when it is back; no step is lost."""
+    tasks, servers, workers = together(3, '--replicas_to_aggregate=2')
+    workers[0].kill()
+    for worker in workers[1:]:
+        worker.wait_for(INCOMPLETE)
+    before = max(steps(workers[1]) + steps(workers[2]))
+    workers[0] = tasks.start('worker', 0)
+    assert int(workers[0].wait_for(BEGINS)['step']) >= before
+    for task in workers + servers:
+        task.ends_well()
+    for worker in workers:
+        assert steps(worker) == sorted(steps(worker)) and max(steps(worker)) > 290
 
 
 @pytest.mark.parametrize('num_ps, victim', [

@@ -6,6 +6,8 @@ from tfdist import awake, console, keepalive, liveness
 from tfdist.quiet import tf
 from tfdist.task_flags import FLAGS
 
+_LOOK_EVERY_SECS, _WORD_EVERY_SECS = 1, 10
+
 
 def _done_queue(job, task):
     """Returns the queue on a task into which those it serves put their index at their end."""
@@ -36,17 +38,20 @@ def wait_until_done(server, resolver, job='worker'):
     """Keeps a ps until it is needed no longer.
 
     That is, until each worker has said that it is done. Once one has, others that do not answer for
-    --patience_secs are given up: a ps that was restarted has not heard who was done before.
+    --patience_secs are given up: a ps that was restarted has not heard who was done before. When
+    none has, and none answers for so long, it ends this process, and says so.
 
     Args:
       server: `tf.train.Server` of this ps, or of another task that serves.
       resolver: a cluster resolver.
       job: string, whom it serves.
     """
+    name = f'{resolver.task_type} {resolver.task_id}'
     keepalive.begin()
     addresses = resolver.cluster_spec().job_tasks(job)
     missing = set(range(len(addresses)))
     heard = {}
+    loneliness = _Loneliness(name, job, addresses)
     queue = _done_queue(resolver.task_type, resolver.task_id)
     size, dequeue = queue.size(), queue.dequeue()
     # Without the filter this session would say good-bye to workers that are gone, for up to 70 s.
@@ -59,6 +64,7 @@ def wait_until_done(server, resolver, job='worker'):
                 continue
             time.sleep(0.1)
             if len(missing) == len(addresses):
+                loneliness.look()
                 continue  # nobody is done: one that is late is not given up
             for worker in list(missing):
                 silent_since = heard.setdefault(worker, awake.seconds())
@@ -66,10 +72,34 @@ def wait_until_done(server, resolver, job='worker'):
                     heard[worker] = awake.seconds()
                 elif awake.seconds() - silent_since > FLAGS.patience_secs:
                     missing.discard(worker)
-                    console.say(f'{resolver.task_type} {resolver.task_id}', f'{job} {worker} never '
-                                'said that it is done, and does not answer')
+                    console.say(name, f'{job} {worker} never said that it is done, and does not '
+                                'answer')
     # A worker closes its session after it said done, and would hang if the ps were gone by then. On
     # a busy machine that takes more than a moment.
     deadline = time.monotonic() + FLAGS.patience_secs
     while time.monotonic() < deadline and not all(map(liveness.silence, addresses)):
         time.sleep(0.05)
+
+
+class _Loneliness:
+    """Says when nobody at all answers a task that serves, and ends it when that lasts too long."""
+
+    def __init__(self, name, job, addresses):
+        self._name, self._job, self._addresses = name, job, addresses
+        self._heard = self._told = self._looked = awake.seconds()
+
+    def look(self):
+        """Looks, if it is time to."""
+        now = awake.seconds()
+        if now - self._looked < _LOOK_EVERY_SECS:
+            return
+        self._looked = now
+        if not all(map(liveness.silence, self._addresses)):
+            self._heard = self._told = now
+            return
+        line = f'no {self._job} answers, and none has said that it is done'
+        if now - self._heard > FLAGS.patience_secs:
+            console.give_up(f'{self._name}: {line}. Gave up after {FLAGS.patience_secs:g} s.')
+        if now - self._told > _WORD_EVERY_SECS:
+            self._told = now
+            console.say(self._name, f'{line}; waiting')
