@@ -34,6 +34,7 @@ STEPS = 'steps/s'
 SENT = 'kB that a worker sends and gets in a push'
 IN_ONE = 'in those of one process with 1 thread'
 TUNNELLED = 'through tunnels, in plain ones'
+SAVING = 'steps/s with a checkpoint every 5 s, in those without'
 HOTTEST = 'bytes that the busiest ps sends in a step'
 
 
@@ -175,6 +176,15 @@ def by_tunnels(folder, local_steps, window=1):
                                      PYTHON=network.python(by_tunnels=True))[RATE]
     return {'plain, ' + RATE: plain, 'through tunnels, ' + RATE: tunnelled,
             TUNNELLED: tunnelled / plain}
+
+
+def saving(local_steps, *flags):
+    """Measures two workers that train for some 20 s, with a checkpoint every 5 s and without."""
+    flags = [f'--train_steps={local_steps}', '--log_every_n_steps=100000', *flags]
+    without = Run('HogWild', *flags).figures()['local steps/s']
+    with tempfile.TemporaryDirectory() as directory:
+        saved = Run('HogWild', *flags, f'--model_dir={directory}', '--save_checkpoint_secs=5')
+    return {SAVING: saved.figures()['local steps/s'] / without}
 
 
 def windows(folder, lengths=(10, 50), numbers=(1, 2)):
@@ -325,6 +335,9 @@ CASES = {
     'Tunnels, HogWild': functools.partial(by_tunnels, 'HogWild', 4000),
     **{f'Tunnels, AGN, window {window}': functools.partial(by_tunnels, 'AGN', 24000, window)
        for window in (10, 50)},
+    'Checkpoints, digits': functools.partial(saving, 20000),
+    'Checkpoints, clicks, 1000000 rows': functools.partial(saving, 10000, '--model=clicks', '--batch_size=64',
+                                             '--clicks_rows=1000000'),
     'Synchronous-SGD': functools.partial(synchronous, 'Synchronous-SGD'),
     'Ring-AllReduce': functools.partial(synchronous, 'Ring-AllReduce'),
     'Ring-AllReduce, collective': functools.partial(synchronous, 'Ring-AllReduce',
