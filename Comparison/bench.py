@@ -336,8 +336,8 @@ CASES = {
     **{f'Tunnels, AGN, window {window}': functools.partial(by_tunnels, 'AGN', 24000, window)
        for window in (10, 50)},
     'Checkpoints, digits': functools.partial(saving, 20000),
-    'Checkpoints, clicks, 1000000 rows': functools.partial(saving, 10000, '--model=clicks', '--batch_size=64',
-                                             '--clicks_rows=1000000'),
+    'Checkpoints, clicks, 1000000 rows': functools.partial(
+        saving, 10000, '--model=clicks', '--batch_size=64', '--clicks_rows=1000000'),
     'Synchronous-SGD': functools.partial(synchronous, 'Synchronous-SGD'),
     'Ring-AllReduce': functools.partial(synchronous, 'Ring-AllReduce'),
     'Ring-AllReduce, collective': functools.partial(synchronous, 'Ring-AllReduce',
