@@ -31,7 +31,7 @@ from processes import (checkpoints, examples, Programs, RESUMES, ROOT, Tasks, TE
                        trainer)
 
 FAULTS_SECS = 45  # of each round
-END_SECS = 240  # for the rest of a round: more is a hang
+END_SECS = 600  # for the rest of a round, also on a busy machine: more is a hang
 RESTART_SECS = 1  # an engine takes that long to start a task again
 RATE = '--straggler=0:0.02,1:0.02,2:0.02,3:0.02'  # not even 50 local steps/s and worker
 STEPS_PER_SEC = 60  # of a worker's: so long is a run without faults
@@ -77,7 +77,7 @@ class Round:
         self._programs = Programs(directory)
         has_ps = (ROOT / folder / 'ps.py').exists()
         source = scheme(folder)
-        window = re.search(r'communication_window=(\d+)', source)
+        window = re.search(r"(?:communication_window=|'n_push', )(\d+)", source)
         steps = STEPS_PER_SEC * FAULTS_SECS
         together = 'barrier.Synchronous' in source or 'ring.Ring' in source
         self._trainer = 'worker' if trainer(ROOT / folder) == 'worker' else 'chief'
