@@ -16,12 +16,13 @@ import subprocess
 import sys
 
 _WIRE = pathlib.Path(__file__).resolve().parent / 'wire.py'
+_NOBODY = '02:00:00:00:00:00'  # the hardware address of no host
 _WIRE_MTU = 60000  # few large frames: each costs the wire time, and TCP begins with few
 _SWITCH = ['unshare', '--user', '--map-root-user', '--net', '--mount', '--uts']
 _TRY = """
 ip link add name switch type bridge && ip link add name port type veth peer name eth0 &&
 mount --bind /etc/hostname /etc/hosts && hostname try
-: | "$1" "$2" 0 port
+: | "$1" "$2" 0 0 port
 """
 # $1: what the file hosts says; $2: the shared directory; $3: the name; $4: the address.
 _HOST = """
@@ -52,7 +53,7 @@ class Hosts:
       shared: dict of `pathlib.Path`, what is /mnt on each.
     """
 
-    def __init__(self, directory, names, share=True, round_trip=None):
+    def __init__(self, directory, names, share=True, round_trip=None, lost=0.):
         """Chooses addresses.
 
         Args:
@@ -61,10 +62,12 @@ class Hosts:
           share: bool, whether /mnt is the same directory on all.
           round_trip: float, seconds from host to host and back, with wire.py as the switch; None:
             a switch of the system, and no delay.
+          lost: float, what share of all frames that wire loses.
         """
         self.addresses = {name: f'10.25.0.{i}' for i, name in enumerate(names, 1)}
         self._directory = directory
         self._round_trip = round_trip
+        self._lost = lost
         self._ports = {name: f'port{i}' for i, name in enumerate(names, 1)}
         self.shared = {name: directory / ('mnt' if share else f'mnt-{name}') for name in names}
         self._holders = {}
@@ -96,8 +99,9 @@ class Hosts:
             self.shared[name].mkdir(exist_ok=True)
             self.power_on(name)
         if self._round_trip is not None:
-            self._hold('wire.py', [*self._enter('', '--user', '--net'), sys.executable, str(_WIRE),
-                                   str(self._round_trip / 2), *self._ports.values()])
+            self._hold('wire.py', [
+                *self._enter('', '--user', '--net'), sys.executable, str(_WIRE),
+                str(self._round_trip / 2), str(self._lost), *self._ports.values()])
 
     def power_on(self, name):
         """Makes a host; also one that lost its power, at its old address."""
@@ -153,6 +157,10 @@ class Hosts:
     def _on_switch(self, *command):
         subprocess.run([*self._enter('', '--user', '--net'), *command], check=True, timeout=30)
 
+    def _on_host(self, name, *command):
+        subprocess.run(self.on(name, command, os.getcwd()), check=True, timeout=30,
+                       stdout=subprocess.DEVNULL)
+
     def on(self, name, command, cwd):
         """Returns the command, a list of strings, that runs `command` on a host in `cwd`."""
         return [*_on(self._holders[name].pid, cwd), *command]
@@ -179,6 +187,25 @@ class Hosts:
     def plug(self, name, state='up'):
         """Connects a host with the others again, or with the state 'down' cuts it off."""
         self._on_switch('ip', 'link', 'set', self._ports[name], state)
+
+    def silence(self, name, other, begins=True):
+        """Loses what a host sends to another one; the other way all arrives.
+
+        Args:
+          name: string, who is not heard.
+          other: string, by whom.
+          begins: bool, whether that begins, or ends.
+        """
+        change = ['replace', self.addresses[other], 'lladdr', _NOBODY, 'nud', 'permanent']
+        if not begins:
+            change = ['delete', self.addresses[other]]
+        self._on_host(name, 'ip', 'neighbor', *change, 'dev', 'eth0')
+
+    def forget(self, name):
+        """Has a host know nothing of its connections any more; to the others they are whole."""
+        self.plug(name, 'down')  # or they would be told
+        self._on_host(name, 'ss', '--kill', '--tcp')
+        self.plug(name)
 
     def reaches(self, name, address):
         """Returns whether something on a host can connect to `address`, a host:port."""

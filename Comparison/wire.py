@@ -1,13 +1,15 @@
 """A wire: joins network interfaces as a switch does, and each frame is under way for a while.
 
-    python wire.py SECONDS INTERFACE...
+    python wire.py SECONDS LOST INTERFACE...
 
-It is a process, since few systems have a delay of their own in the kernel (netem): that takes its
-share of a processor, so compare with a wire of 0 seconds. It ends when its input is closed.
+LOST is the share of the frames that arrive nowhere. It is a process, since few systems have a delay
+of their own in the kernel (netem): that takes its share of a processor, so compare with a wire of 0
+seconds. It ends when its input is closed.
 """
 
 import collections
 import contextlib
+import random
 import select
 import signal
 import socket
@@ -29,14 +31,16 @@ def open_interface(name):
     return port
 
 
-def carry(ports, seconds, until):
+def carry(ports, seconds, lost, until):
     """Carries frames.
 
     Args:
       ports: list of sockets.
       seconds: float, how long each frame is under way.
+      lost: float, what share of them is lost.
       until: file; it ends when there is something to read in it, or the end.
     """
+    draw = random.Random(1)
     under_way = collections.deque()  # (when it arrives, where, frame): in this order
     behind = {}  # at which port an address is
     while True:
@@ -52,6 +56,8 @@ def carry(ports, seconds, until):
                     continue  # this system's own
                 to, sender = frame[_HEADER:_HEADER + 6], frame[_HEADER + 6:_HEADER + 12]
                 behind[sender] = port
+                if draw.random() < lost:
+                    continue
                 others = [other for other in ports if other is not port]
                 under_way.extend((now + seconds, other, frame)
                                  for other in ([behind[to]] if to in behind else others))
@@ -64,9 +70,9 @@ def carry(ports, seconds, until):
 def main():
     """Carries frames until its input is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever made the network
-    ports = [open_interface(name) for name in sys.argv[2:]]
+    ports = [open_interface(name) for name in sys.argv[3:]]
     print('ready', flush=True)
-    carry(ports, float(sys.argv[1]), sys.stdin)
+    carry(ports, float(sys.argv[1]), float(sys.argv[2]), sys.stdin)
 
 
 if __name__ == '__main__':

@@ -13,8 +13,10 @@ import pytest
 from processes import Programs, ROOT
 
 sys.path.insert(0, str(ROOT))
+sys.path.append(str(ROOT / 'Comparison'))
 
 from absl import flags  # noqa: E402
+import hosts  # noqa: E402
 from tfdist import batches, datasets, ports, seam, traffic  # noqa: E402
 from tfdist.toy import Problem  # noqa: E402
 from tfdist.quiet import tf  # noqa: E402
@@ -249,6 +251,14 @@ def bare_python(tmp_path_factory):
     # An editable installation is a file of this kind in there, which is not read from here.
     (site / 'others.pth').write_text(sysconfig.get_paths()['purelib'] + '\n')
     return str(place / 'bin' / 'python')
+
+
+@pytest.fixture(scope='session')
+def needs_hosts():
+    """Skips a test where no hosts can be made, see `hosts`, and says why."""
+    reason = hosts.missing()
+    if reason:
+        pytest.skip(reason)
 
 
 @pytest.fixture

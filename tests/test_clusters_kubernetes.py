@@ -282,13 +282,11 @@ class Pods:
                                     dict(pod.env, PATH=self._path))
 
 
+@pytest.mark.usefixtures('needs_hosts')
 @pytest.mark.parametrize('name', [
     JOBS[0], *(pytest.param(name, marks=pytest.mark.thorough) for name in JOBS[1:])])
 def test_the_pods_train(programs, name, image, path):
     """With the manifest's own commands and arguments, but fewer steps."""
-    reason = hosts.missing()
-    if reason:
-        pytest.skip(reason)
     run = Pods(programs, pods(load(name)), image, path)
     before = files(image)
     with run.hosts:

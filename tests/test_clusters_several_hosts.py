@@ -72,11 +72,8 @@ class Run:
 
 
 @pytest.fixture
-def run(request, programs, bare_python):
+def run(request, programs, bare_python, needs_hosts):
     """A `Run`; a test may say in a parameter whether its hosts share a directory."""
-    reason = hosts.missing()
-    if reason:
-        pytest.skip(reason)
     made = Run(programs, bare_python, getattr(request, 'param', True))
     with made.hosts:
         yield made

@@ -415,15 +415,16 @@ for _ in range(20):
 """
 
 
+def test_the_round_trips_of_the_plan():
+    plan = compare.Plan(examples(), 1000).at_a_distance()
+    assert {job.round_trip for job in plan} == {0, 1, 2, 5, 10, 20} and len(plan) == 30
+
+
 @pytest.mark.thorough
+@pytest.mark.usefixtures('needs_hosts')
 @pytest.mark.parametrize('size', [1, 40000])
 def test_the_round_trip_of_a_network(programs, tmp_path, size):
     """A byte, or all parameters, take as long as they should, and no host is left."""
-    reason = hosts.missing()
-    plan = compare.Plan(examples(), 1000).at_a_distance()
-    assert {job.round_trip for job in plan} == {0, 1, 2, 5, 10, 20} and len(plan) == 30
-    if reason:
-        return  # nothing to measure on this machine
     before = set(psutil.Process().children(recursive=True))
     with hosts.Hosts(tmp_path, ['here', 'there'], round_trip=0.02) as network:
         server, client = [network.on(host, [sys.executable, '-c', ECHO, what, 'here', str(size)],
@@ -448,10 +449,9 @@ print(socket.gethostname(), config and json.loads(config)['cluster'])
 """
 
 
+@pytest.mark.usefixtures('needs_hosts')
 def test_tasks_run_on_their_hosts(tmp_path):
     """By the name, and with the others' names; what is no task runs here."""
-    if hosts.missing():
-        return  # no hosts on this machine
     (tmp_path / 'say.py').write_text(SAY, encoding='utf-8')
     config = {'cluster': {'worker': ['localhost:5', 'localhost:6']},
               'task': {'type': 'worker', 'index': 1}}
@@ -470,9 +470,8 @@ def test_tasks_run_on_their_hosts(tmp_path):
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures('needs_hosts')
 def test_a_host_behind_a_wire_is_cut_off_and_comes_back(programs, tmp_path):
-    if hosts.missing():
-        return  # no hosts on this machine
     with hosts.Hosts(tmp_path, ['here', 'there'], round_trip=0) as network:
         server = programs.start(network.on(
             'here', [sys.executable, '-m', 'http.server', '7'], tmp_path))

@@ -12,8 +12,14 @@ import hosts  # noqa: E402
 
 
 @contextlib.contextmanager
-def cluster(programs, folder, *flags):
+def cluster(programs, folder, *flags, **wire):
     """Starts the tasks of a folder, each on a host of its own, and waits until all train.
+
+    Args:
+      programs: `Programs`.
+      folder: string.
+      *flags: strings, for those that train.
+      **wire: the arguments `round_trip` and `lost` of `hosts.Hosts`.
 
     Yields:
       `hosts.Hosts`; a function that starts a task, of its job and its index; and the tasks, a dict
@@ -24,7 +30,7 @@ def cluster(programs, folder, *flags):
         folder, ['ps-0'])
     if 'chief-0' not in names:
         flags = [SLOW, *flags]
-    with hosts.Hosts(programs.directory, names) as network:
+    with hosts.Hosts(programs.directory, names, **wire) as network:
         tasks = Tasks(programs, num_ps=names.count('ps-0'), folder=folder,
                       python=network.python(), flags=[
                           '--train_steps=1000000', '--log_every_n_steps=20',

@@ -2,10 +2,11 @@
 
 import time
 
-from clusters import cluster, host, hosts, seconds_until_all_train
+from clusters import cluster, host, seconds_until_all_train
 import pytest
 
 SOON_SECS = 30  # after the network is whole all train again
+pytestmark = pytest.mark.usefixtures('needs_hosts')
 
 
 @pytest.mark.thorough
@@ -16,8 +17,6 @@ SOON_SECS = 30  # after the network is whole all train again
     ('Ring-AllReduce', ('worker', 1), 3)])
 def test_training_goes_on(programs, folder, victim, seconds):
     """Dead connections end after 25 s, so cuts are shorter than that, or longer."""
-    if hosts.missing():
-        return  # no hosts on this machine
     with cluster(programs, folder, '--patience_secs=150') as (network, _, running):
         network.plug(host(victim), 'down')
         time.sleep(seconds)
@@ -28,8 +27,6 @@ def test_training_goes_on(programs, folder, victim, seconds):
 
 @pytest.mark.thorough
 def test_the_ring_ends(programs):
-    if hosts.missing():
-        return  # no hosts on this machine
     with cluster(programs, 'Ring-AllReduce') as (network, _, running):
         network.plug('worker-1', 'down')
         for program in running.values():

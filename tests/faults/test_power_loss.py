@@ -2,21 +2,20 @@
 
 import time
 
-from clusters import cluster, host, hosts, seconds_until_all_train
+from clusters import cluster, host, seconds_until_all_train
 from processes import checkpoints, RESUMES, wait_until
 import pytest
 
 DARK_SECS = 5  # without power
 SOON_SECS = 30  # after its return all train again
 FOLDERS = 'HogWild', 'AGN', 'Synchronous-SGD', 'In-Graph-Replication'
+pytestmark = pytest.mark.usefixtures('needs_hosts')
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize('victim', [('ps', 0), ('worker', 1), ('worker', 0)], ids=host)
 @pytest.mark.parametrize('folder', FOLDERS)
 def test_training_goes_on(programs, folder, victim):
-    if hosts.missing():
-        return  # no hosts on this machine
     with cluster(programs, folder) as (network, start, running):
         network.lose_power(host(victim), running[victim])
         time.sleep(DARK_SECS)
@@ -28,8 +27,6 @@ def test_training_goes_on(programs, folder, victim):
 @pytest.mark.thorough
 @pytest.mark.parametrize('victim', [('worker', 0), ('worker', 1)], ids=host)
 def test_the_ring_ends_and_resumes(programs, tmp_path, victim):
-    if hosts.missing():
-        return  # no hosts on this machine
     with cluster(programs, 'Ring-AllReduce') as (network, start, running):
         wait_until(lambda: checkpoints(tmp_path / 'model')[-1] > 0, running)
         network.lose_power(host(victim), running[victim])

@@ -42,12 +42,11 @@ def test_without_stdin_stdout_or_stderr(programs, tmp_path, closed):
     assert checkpoints(tmp_path / 'model')[-1] >= 300
 
 
+@pytest.mark.skipif(not psutil.LINUX, reason='no system else tells of it')
 @pytest.mark.parametrize('folder', [
     'HogWild', *(pytest.param(folder, marks=pytest.mark.thorough)
                  for folder in ('Ring-AllReduce', 'In-Graph-Replication', 'Distributed-MNIST'))])
 def test_nothing_is_left_when_run_sh_is_killed(programs, folder):
-    if not psutil.LINUX:
-        return  # other systems tell no process of its parent's end
     run = programs.run_sh(folder, LONG, '--log_every_n_steps=20')
     run.wait_for(STEP, 3)
     assert len(run.left()) > 2
