@@ -2,12 +2,14 @@
 
 import contextlib
 import os
+import re
 import signal
 import sys
 
 from absl import app, flags
 
 FLAGS = flags.FLAGS
+_STRANGER = re.compile(r'/job:(\w+)/replica:0/task:(\d+)\S* unknown device')  # of TensorFlow's
 
 
 def _parse_flags(argv):
@@ -41,6 +43,12 @@ def run(main):
             _complain(error.code)
             sys.exit(1)
         raise
+    except Exception as error:
+        found = _STRANGER.search(str(error))
+        if not found:
+            raise
+        give_up(f'At the address of {found[1]} {found[2]} is another task now, of this cluster or '
+                'of another.')
 
 
 def say(name, text):
@@ -62,7 +70,7 @@ def say(name, text):
 def reason(message):
     """Returns the line of an error's message, a string, that says why: the first may say where."""
     return next((line for line in message.splitlines()
-                 if line.strip() and not line.endswith(':')), '')[:200]
+                 if re.search(r'\w', line) and not line.endswith(':')), '')[:200]
 
 
 def _complain(line):

@@ -1,29 +1,71 @@
 """Is it alive: tasks that do not answer, steps that do not come back. No silent wait."""
 
+import re
 import socket
+import struct
 import threading
 import time
 
 from tfdist import awake, console, keepalive, patience
 from tfdist.task_flags import FLAGS
 
+_GREETING = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + b'\0\0\0\4\0\0\0\0\0'  # and no settings
+_HEADERS, _SETTINGS, _END_STREAM = 1, 4, 1  # kinds of frames of HTTP/2, and a flag
+_MOST_FRAMES, _LONGEST_FRAME = 20, 2**14  # of an answer
+_NO_SERVER = 'it is no server of TensorFlow'
 _BUSY = 0.5  # of a processor: a process that has had more computes, and waits for nobody
 
 
 def silence(address):
     """Returns why no task answers at `address`, a host:port; the empty string if one does."""
-    host, _, port = address.rpartition(':')
     try:
-        with socket.create_connection((host.strip('[]'), int(port)), timeout=2) as connection:
+        with _connect(address) as connection:
             # The system accepts connections for a process that is stuck, and other programs listen
-            # too. Servers of TensorFlow speak HTTP/2, which begins with settings (type 4).
-            connection.sendall(b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + b'\0\0\0\4\0\0\0\0\0')
+            # too. Servers of TensorFlow speak HTTP/2, which begins with settings.
+            connection.sendall(_GREETING)
             answer = connection.recv(9)
         if not answer:  # so do tunnels whose other end has nobody to connect with
             return 'it closes the connection'
-        return '' if answer[3:4] == b'\4' else 'it is no server of TensorFlow'
+        return '' if answer[3:4] == bytes([_SETTINGS]) else _NO_SERVER
+    except UnicodeError:
+        return 'that is no name of a host'
     except OSError as error:
         return error.strerror or str(error)
+
+
+def stranger(address, task):
+    """Returns who answers at `address` in the place of a task; the empty string if it does itself.
+
+    Args:
+      address: string, host:port.
+      task: string, such as 'ps 0'.
+    """
+    path = b'/tensorflow.WorkerService/GetStatus'
+    # By the numbers that HTTP/2 has for headers: a POST by http, its path, host and type.
+    headers = (b'\x83\x86\x04' + bytes([len(path)]) + path + b'\x01\x01x'
+               + b'\x0f\x10\x10application/grpc' + b'\0\x02te\x08trailers')
+    try:
+        with _connect(address) as connection, connection.makefile('rb') as answer:
+            connection.sendall(
+                _GREETING + len(headers).to_bytes(3, 'big') + b'\1\4\0\0\0\1' + headers
+                + b'\0\0\5\0\1\0\0\0\1' + bytes(5))  # an empty message
+            for _ in range(_MOST_FRAMES):
+                length, kind, flags = struct.unpack('>3sBB4x', answer.read(9))
+                content = answer.read(min(int.from_bytes(length, 'big'), _LONGEST_FRAME))
+                device = re.search(rb'/job:(\w+)/replica:0/task:(\d+)/', content)
+                if device:
+                    found = b' '.join(device.groups()).decode()
+                    return '' if found == task else f'that is {found}'
+                if kind == _HEADERS and flags & _END_STREAM:
+                    return _NO_SERVER  # it knows of no such question
+    except (OSError, struct.error):
+        pass  # it is busy, or gone: not for that to say
+    return ''
+
+
+def _connect(address):
+    host, _, port = address.rpartition(':')
+    return socket.create_connection((host.strip('[]'), int(port)), timeout=2)
 
 
 def watch(resolver, *jobs, patience_secs=None):
@@ -50,6 +92,7 @@ def watch(resolver, *jobs, patience_secs=None):
     watched = [task for task in addresses if task.partition(' ')[0] in (jobs or ['ps'])]
     heard = dict.fromkeys(watched, awake.seconds())
     told = dict(heard)
+    known = set()  # those that were asked who they are
 
     def says(task, reason):
         return f'{task} at {addresses[task]} does not answer ({reason})'
@@ -58,6 +101,9 @@ def watch(resolver, *jobs, patience_secs=None):
         silent = False
         for task in watched:
             reason = silence(addresses[task])
+            if not reason and task not in known:
+                reason = stranger(addresses[task], task)
+            (known.discard if reason else known.add)(task)
             if not reason:
                 heard[task] = told[task] = awake.seconds()
                 continue

@@ -22,7 +22,12 @@ _QUIET = '--verbose' not in sys.argv and 'TF_CPP_MIN_LOG_LEVEL' not in os.enviro
 @contextlib.contextmanager
 def _held_back_stderr():
     """Keeps what native code writes to stderr, and shows it only if the block fails."""
-    with tempfile.TemporaryFile() as held:
+    try:
+        held = tempfile.TemporaryFile()
+    except OSError as error:
+        sys.exit(f'{sys.argv[0]}: TensorFlow needs a place for temporary files ({error.strerror}). '
+                 'Set TMPDIR.')
+    with held:
         stderr = os.dup(2)
         os.dup2(held.fileno(), 2)
         try:

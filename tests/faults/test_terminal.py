@@ -54,6 +54,20 @@ def test_nothing_is_left_when_run_sh_is_killed(programs, folder):
     wait_until(lambda: not run.left(), 'left:', run)
 
 
+@pytest.mark.parametrize('folder', [
+    'HogWild', *(pytest.param(folder, marks=pytest.mark.thorough)
+                 for folder in ('AGN', 'Synchronous-SGD', 'Ring-AllReduce'))])
+def test_a_terminal_is_closed(programs, folder):
+    """It is that of another process here, and closes when that ends."""
+    terminal = programs.start(
+        [sys.executable, '-c', 'import pty, sys; pty.spawn(sys.argv[1:])', 'bash',
+         ROOT / folder / 'run.sh', LONG, '--log_every_n_steps=20'], env={'PYTHON': sys.executable})
+    terminal.wait_for(STEP, 3)
+    assert len(terminal.left()) > 3
+    terminal.kill()
+    wait_until(lambda: not terminal.left(), 'left:', terminal)
+
+
 def test_two_runs_in_one_directory(programs, tmp_path):
     """The second ends in one line and changes nothing; when the first is gone, one may go on."""
     flags = [f'--model_dir={tmp_path / "model"}', '--save_checkpoint_secs=1',
