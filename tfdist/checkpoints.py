@@ -114,7 +114,7 @@ class Saver(tf.train.Saver):
         except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError,
                 tf.errors.ResourceExhaustedError) as error:
             sys.exit(f'The checkpoint {save_path} cannot be written '
-                     f'({" ".join(error.message.split())[:200]}). --model_dir has to be a '
+                     f'({console.reason(error.message)}). --model_dir has to be a '
                      'directory that all tasks see, and can write to.')
 
     def restore(self, sess, save_path):
