@@ -69,8 +69,9 @@ def say(name, text):
 
 def reason(message):
     """Returns the line of an error's message, a string, that says why: the first may say where."""
-    return next((line for line in message.splitlines()
-                 if re.search(r'\w', line) and not line.endswith(':')), '')[:200]
+    line = next((line for line in message.splitlines()
+                 if re.search(r'\w', line) and not line.endswith(':')), '')
+    return line if len(line) <= 200 else f'{line[:80]} ... {line[-115:]}'  # it ends with the reason
 
 
 def _complain(line):
