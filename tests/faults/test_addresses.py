@@ -1,9 +1,10 @@
-"""Addresses and numbers that are odd, or lead nowhere."""
+"""Addresses, numbers and limits that are odd, or lead nowhere."""
 
 import re
 import socket
+import sys
 
-from processes import Tasks, TEST
+from processes import ROOT, Tasks, TEST
 import pytest
 
 
@@ -54,3 +55,12 @@ def test_a_step_that_takes_longer_than_the_patience(programs):
     assert not run.left()
     assert any(re.match(r'worker 1: the step is not complete after 1\d s ', line)
                for line in run.out)
+
+
+@pytest.mark.thorough
+def test_too_little_memory(programs):
+    """TensorFlow ends itself, in words of its own; nobody is left waiting for it."""
+    run = programs.start(['bash', '-c', f'ulimit -v 1500000; bash {ROOT}/HogWild/run.sh'],
+                         env={'PYTHON': sys.executable})
+    assert run.wait() and run.err
+    assert not run.left()
