@@ -33,7 +33,7 @@ def claim(model_dir, name, run=''):
     _pass_over_what_is_gone(model_dir, name)
     check_model_dir(model_dir)
     for place in model_dir, os.path.join(model_dir, 'best'):  # of checkpoints that were not ended
-        for part in glob.glob(os.path.join(glob.escape(place), 'model.ckpt-*_temp_*')):
+        for part in glob.glob(os.path.join(glob.escape(place), 'model.ckpt-*_temp*')):
             shutil.rmtree(part, ignore_errors=True)
 
 
