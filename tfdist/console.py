@@ -69,7 +69,7 @@ def say(name, text):
 
 def reason(message):
     """Returns the line of an error's message, a string, that says why: the first may say where."""
-    said = re.sub(r"(?s).*\nNode: '[^\n]*\n", '', message)  # TensorFlow 2.21 says before: in what op
+    said = re.sub(r"(?s).*\nNode: '[^\n]*\n", '', message)  # 2.21 says first in what op
     line = next((line for line in said.splitlines()
                  if re.search(r'\w', line) and not line.endswith(':')), '')
     return line if len(line) <= 200 else f'{line[:80]} ... {line[-115:]}'  # it ends with the reason
