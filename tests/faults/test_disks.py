@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -84,7 +85,9 @@ def test_no_checkpoint_can_be_written_any_more(disk, folder, fault, reason):
     else:
         disk.do('mount', '--bind', model_dir, model_dir)
         disk.do('mount', '-o', 'remount,bind,ro', model_dir)
-    run.fails(rf'^The checkpoint \S+ cannot be written \(.*{reason}.*\)\. --model_dir has to be ')
+    line = rf'^The checkpoint \S+ cannot be written \(.*{reason}.*\)\. --model_dir has to be '
+    run.fails(rf'{line}|^worker 1: lost another worker ', lines=range(1, 3))
+    assert any(re.search(line, said) for said in run.err), str(run)
     wait_until(lambda: not run.left(), run)
     if fault == 'full':
         (disk.seen / 'rest').unlink()
