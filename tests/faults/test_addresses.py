@@ -50,7 +50,8 @@ def test_numbers_that_make_no_sense(programs, flag, line):
 @pytest.mark.thorough
 def test_a_step_that_takes_longer_than_the_patience(programs):
     """By a huge --straggler, or because the model is: it says so, and ends in one line."""
-    run = programs.run_sh('HogWild', '--straggler=1:100000', '--patience_secs=12', WORKERS=2)
+    run = programs.run_sh('HogWild', '--straggler=1:100000', '--patience_secs=12',
+                          '--train_steps=1000000')
     run.fails(r'^worker 1: the step is not complete \(all tasks answer\)\. Gave up after 12 s\.$')
     assert not run.left()
     assert any(re.match(r'worker 1: the step is not complete after 1\d s ', line)
