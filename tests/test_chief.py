@@ -2,11 +2,16 @@
 
 import signal
 import time
+import types
 
+from absl import flags
+from absl.testing import flagsaver
+from conftest import load_program
 import pytest
 from processes import (AWAY, BACK, BEGINS, checkpoints, RESUMES, STEP, Tasks, TEST, TESTED,
                        wait_until)
-from tfdist import checkpoints as library, office
+import tensorflow.compat.v1 as tf
+from tfdist import checkpoints as library, chief, office
 
 SLOW = '--straggler=0:0.02,1:0.02,2:0.02'
 
@@ -153,6 +158,51 @@ def test_a_worker_with_another_directory_does_not_stand_in(programs, tmp_path):
     for task in chief, worker, ps:
         task.wait()
     assert not list((tmp_path / 'another').glob('*ckpt*'))
+
+
+@pytest.fixture
+def deputy(tmp_path):
+    """The duties of worker 1, of a run whose chief has saved step 5 and is gone; its session."""
+    load_program('HogWild')
+    flags.FLAGS.mark_as_parsed()
+    resolver = types.SimpleNamespace(
+        task_type='worker', task_id=1,
+        cluster_spec=lambda: tf.train.ClusterSpec({'ps': ['a:1'], 'worker': ['b:1', 'c:1']}))
+    with tf.Graph().as_default(), flagsaver.flagsaver(model_dir=str(tmp_path)):
+        duties = chief.Duties(resolver, types.SimpleNamespace(is_chief=False))
+        step = tf.train.get_or_create_global_step()
+        duties.begin()
+        duties._office = office.Office(str(tmp_path), 'ps a:1')
+        with tf.Session() as session:
+            def save(at):
+                session.run(step.assign(at))
+                duties._save(session)
+            session.run(step.initializer)
+            save(5)
+            yield duties, save
+
+
+@pytest.mark.parametrize('found, saved, last_step, is_left', [
+    (True, [], 10, True), (True, [8], 10, True),
+    (True, [10], 10, True),  # by itself, while training came to its end
+    (False, [10], 10, False),  # the chief, at its end
+    (False, [], 10, True)])
+def test_whose_the_end_is(deputy, found, saved, last_step, is_left):
+    duties, save = deputy
+    if found:
+        assert duties._office.take()
+        duties._enter()
+    for step in saved:
+        save(step)
+    assert duties._is_left_to_do(last_step) == is_left
+
+
+def test_who_comes_after_the_end_has_nothing_to_do(deputy):
+    duties, save = deputy
+    save(10)
+    assert duties._office.take()
+    duties._enter()
+    assert not duties._is_left_to_do(10)
 
 
 @pytest.fixture

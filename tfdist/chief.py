@@ -74,7 +74,7 @@ class Duties(tf.train.SessionRunHook):
 
     def _enter(self):
         """Begins to do the duties."""
-        self._has_them = True
+        self._has_them, self._found = True, _newest()
         self._next_save = 0  # at once
         state = tf.train.get_checkpoint_state(FLAGS.model_dir)
         self._saver.recover_last_checkpoints(state.all_model_checkpoint_paths if state else [])
@@ -123,7 +123,13 @@ class Duties(tf.train.SessionRunHook):
         """Returns whether the end of the run falls to this worker, which is not the chief."""
         if not self._office:
             return False
-        newest = tf.train.latest_checkpoint(FLAGS.model_dir)
-        if newest and int(newest.rpartition('-')[2]) >= last_step:
-            return False  # whoever saved that has tested it
-        return self._has_them or self._office.take()
+        if self._has_them:
+            return self._found < last_step
+        # Who saved the last step has tested it, too.
+        return _newest() < last_step and self._office.take()
+
+
+def _newest():
+    """Returns the step of the newest checkpoint in --model_dir; -1 if there is none."""
+    path = tf.train.latest_checkpoint(FLAGS.model_dir)
+    return int(path.rpartition('-')[2]) if path else -1
