@@ -26,6 +26,17 @@ def test_training_goes_on(programs, folder, victim):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize('victim', [('worker', 0), ('worker', 1)], ids=host)
+def test_one_that_is_back_before_anybody_knows(programs, victim):
+    """A run of its earlier life may still wait on the ps, and take part in a step."""
+    with cluster(programs, 'Synchronous-SGD') as (network, start, running):
+        network.lose_power(host(victim), running[victim])
+        network.power_on(host(victim))
+        running[victim] = start(*victim)
+        print(f'{victim}: {seconds_until_all_train(running, SOON_SECS):.1f} s')
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize('victim', [('worker', 0), ('worker', 1)], ids=host)
 def test_the_ring_ends_and_resumes(programs, tmp_path, victim):
     with cluster(programs, 'Ring-AllReduce') as (network, start, running):
         wait_until(lambda: checkpoints(tmp_path / 'model')[-1] > 0, running)
