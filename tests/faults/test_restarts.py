@@ -4,7 +4,7 @@ from processes import DID, STEP, Tasks, TEST
 import psutil
 import pytest
 
-MORE = {'memory': 60e6, 'threads': 12, 'descriptors': 8}  # than after the first round
+MORE = {'memory': 60e6, 'threads': 12, 'descriptors': 16}  # than after the first round
 SLOWLY = '--straggler=0:0.3,1:0.2,2:0.2,3:0.2'  # so that the restarts take few of the steps
 
 
