@@ -27,8 +27,8 @@ import psutil
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from processes import (checkpoints, examples, Programs, RESUMES, ROOT, Tasks, TEST,  # noqa: E402
-                       trainer)
+from processes import (checkpoints, examples, listens, Programs, RESUMES, ROOT,  # noqa: E402
+                       STEP, Tasks, TEST, trainer)
 
 FAULTS_SECS = 45  # of each round
 END_SECS = 600  # for the rest of a round, also on a busy machine: more is a hang
@@ -36,7 +36,7 @@ RESTART_SECS = 1  # an engine takes that long to start a task again
 RATE = '--straggler=0:0.02,1:0.02,2:0.02,3:0.02'  # not even 50 local steps/s and worker
 STEPS_PER_SEC = 60  # of a worker's: so long is a run without faults
 LEAST_ACCURACY = 0.9
-BEGUN_SECS = 25  # after so long a task has begun, also on a busy machine
+SETTLED_SECS = 15  # after it has begun, a task has what it needs
 # Factor, and what may come besides: in the first ten losses of a ps the pools of gRPC fill up.
 GROWTH = {'memory': (1.05, 20e6), 'threads': (1, 16), 'descriptors': (1, 40)}
 
@@ -90,6 +90,7 @@ class Round:
                          for i in range(len(self._tasks.cluster[job]))}
         self._due = dict.fromkeys(self._running, 0.)  # when to start it
         self._done = set()
+        self._began_at = {}  # by process: when it was first seen at work
         self._first = {}  # by process: which task it is, what it had first, and what it has now
         self._saved = 0  # the newest step that a checkpoint surely has
         self._resumed = collections.Counter()  # how many such lines of each program were looked at
@@ -179,14 +180,19 @@ class Round:
                     program.send(signal.SIGCONT)
 
     def _measure(self):
-        """Notes what each task has that has begun; the first time, to compare with."""
+        """Notes what each task has that is at work; the first time, to compare with."""
         for task, program in self._running.items():
             if program is None or not program.running:
                 continue
+            is_at_work = (program.matches(STEP) if task[0] == self._trainer else
+                          listens(self._tasks.cluster[task[0]][task[1]]))
+            if not is_at_work:
+                continue
+            began = self._began_at.setdefault(program.pid, time.monotonic())
+            if time.monotonic() - began < SETTLED_SECS:
+                continue
             try:
                 process = psutil.Process(program.pid)
-                if time.time() - process.create_time() < BEGUN_SECS:
-                    continue
                 has = {'memory': process.memory_info().rss, 'threads': process.num_threads(),
                        'descriptors': process.num_fds()}
             except psutil.NoSuchProcess:
