@@ -184,8 +184,10 @@ class Round:
         for task, program in self._running.items():
             if program is None or not program.running:
                 continue
-            is_at_work = (program.matches(STEP) if task[0] == self._trainer else
-                          listens(self._tasks.cluster[task[0]][task[1]]))
+            # A server keeps what connects and says nothing for two minutes: so once.
+            is_at_work = program.pid in self._began_at or (
+                program.matches(STEP) if task[0] == self._trainer else
+                listens(self._tasks.cluster[task[0]][task[1]]))
             if not is_at_work:
                 continue
             began = self._began_at.setdefault(program.pid, time.monotonic())
