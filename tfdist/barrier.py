@@ -137,7 +137,7 @@ class Barrier(tf.train.SessionRunHook):
             with tf.control_dependencies([vote]):
                 self.push = {'dropped': tf.cast(late, tf.float32)}
 
-            own_tokens = tokens.Tokens(task_index, num_workers)
+            own_tokens = tokens.Tokens(task_index, range(num_workers) if self._is_chief else ())
             with_token = not self._is_chief or self._backups
             self._complete = own_tokens.give(self.complete, also_mine=with_token)
             if with_token:

@@ -6,22 +6,27 @@ from tfdist.quiet import tf
 class Tokens:
     """A queue for each worker, on the device of the scope: nobody can take another one's token."""
 
-    def __init__(self, task_index, num_workers):
-        """Takes which worker this is, and how many there are."""
-        self._task_index, self._num_workers = task_index, num_workers
-        self._mine = self._queue(task_index)
+    def __init__(self, task_index, served):
+        """Makes the queues.
 
-    def _queue(self, worker):
-        return tf.FIFOQueue(-1, tf.int64, shapes=[()], shared_name=f'tokens_{worker}')
+        Args:
+          task_index: int, which worker this is.
+          served: indices of those that get tokens from it: of all if it is the chief, else none.
+        """
+        self._queues = {worker: tf.FIFOQueue(-1, tf.int64, shapes=[()],
+                                             shared_name=f'tokens_{worker}')
+                        for worker in {task_index, *served}}
+        self._task_index, self._served = task_index, served
+        self._mine = self._queues[task_index]
 
     def give(self, step, also_mine):
-        """Returns a list of ops, which give all others `step`, an int64 scalar tensor.
+        """Returns a list of ops, which give all others that it serves their token.
 
         Args:
           step: int64 scalar tensor.
           also_mine: bool, whether this worker gets one, too.
         """
-        return [self._queue(worker).enqueue(step) for worker in range(self._num_workers)
+        return [self._queues[worker].enqueue(step) for worker in self._served
                 if also_mine or worker != self._task_index]
 
     def take(self):
