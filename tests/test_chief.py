@@ -22,11 +22,12 @@ def start(programs):
 
     It returns the tasks, the ps and a list of the workers.
     """
-    def started(folder, train_steps, *flags):
+    def started(folder, train_steps, *flags, ps_flags=()):
         tasks = Tasks(programs, num_workers=3, folder=folder, flags=[
             f'--train_steps={train_steps}', '--log_every_n_steps=10', '--save_checkpoint_secs=1',
             f'--model_dir={programs.directory / "model"}', SLOW, *flags])
-        ps, workers = tasks.start('ps', 0), [tasks.start('worker', i) for i in range(3)]
+        ps = tasks.start('ps', 0, *ps_flags)
+        workers = [tasks.start('worker', i) for i in range(3)]
         for worker in workers:
             worker.wait_for(STEP)
         return tasks, ps, workers
@@ -91,7 +92,7 @@ def test_without_a_chief_the_run_is_tested_and_saved_at_its_end(start, model_dir
 @pytest.mark.thorough
 def test_a_chief_that_dies_in_the_last_seconds(start, model_dir):
     """Nobody has missed it yet when the others are done."""
-    _, ps, (chief, *workers) = start('HogWild', 400, '--patience_secs=10')
+    _, ps, (chief, *workers) = start('HogWild', 400, ps_flags=['--patience_secs=10'])
     wait_until(lambda: any(int(match['step']) > 300 for match in chief.matches(STEP)), 'no', chief)
     chief.kill()
     for task in (*workers, ps):

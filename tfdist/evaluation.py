@@ -28,9 +28,12 @@ class Test:
         Args:
           model: `models.Model`.
           build: function of a batch that builds it for a test, and returns loss and metrics.
-          is_chief: bool. Others test only while the chief is away, see `chief.Duties`.
+          is_chief: bool. Others test only while the chief is away, see `chief.Duties`, and not
+            without --model_dir: then they make no ops.
         """
         self.is_chief = is_chief
+        if not is_chief and not FLAGS.model_dir:
+            return  # nobody can know that the chief is away: it never tests
         iterator = tf.data.make_initializable_iterator(model.test_batches(FLAGS.test_batch_size))
         batch = iterator.get_next()
         first = tf.nest.flatten(batch)[0]
