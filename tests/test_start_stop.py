@@ -1,10 +1,12 @@
 """Every run ends, with status 0 and nothing left, in whatever order its tasks come and go."""
 
 import re
+import socket
 import time
 
 from processes import BEGINS, DID, listens, ROOT, STEP, Tasks, TEST, wait_until, WAITS
 import pytest
+import tensorflow.compat.v1 as tf
 
 LINGER = 20  # seconds; a ps takes 3 at most, and 27 to 70 when its session has no device filters
 
@@ -92,3 +94,26 @@ def test_a_worker_that_ends_long_before_the_other(programs, early):
     ps.ends_well()
     assert time.monotonic() - ended < LINGER
     assert [len(task.matches(TEST)) for task in (first, second)] == [1 - early, early]
+
+
+def test_a_ps_stays_for_one_that_is_late_with_its_good_bye(programs):
+    """On a busy machine a worker that has said done may not answer for seconds: it is no dead one.
+
+    Its part is played here: somebody listens at its address, and says nothing.
+    """
+    tasks = Tasks(programs, num_workers=1)
+    ps = tasks.start('ps', 0)
+    host, _, port = tasks.cluster['worker'][0].partition(':')
+    with socket.socket() as late:
+        late.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        late.bind((host, int(port)))
+        late.listen()
+        wait_until(lambda: listens(tasks.cluster['ps'][0]), 'does not listen:', ps)
+        with tf.Graph().as_default(), tf.device('/job:ps/task:0/device:CPU:0'):
+            done = tf.FIFOQueue(-1, tf.int32, shapes=[()], shared_name='done').enqueue(0)
+            config = tf.ConfigProto(device_filters=['/job:ps'])  # it does not ask the worker
+            with tf.Session(f'grpc://{tasks.cluster["ps"][0]}', config=config) as session:
+                session.run(done)
+        time.sleep(7)
+        assert ps.running
+    ps.ends_well()

@@ -7,6 +7,7 @@ from tfdist.quiet import tf
 from tfdist.task_flags import FLAGS
 
 _LOOK_EVERY_SECS, _WORD_EVERY_SECS = 1, 10
+_GONE_AFTER_SECS = 10  # of no answer, where nobody says that the port is closed
 
 
 def _done_queue(job, task):
@@ -77,8 +78,25 @@ def wait_until_done(server, resolver, job='worker'):
     # A worker closes its session after it said done, and would hang if the ps were gone by then. On
     # a busy machine that takes more than a moment.
     deadline = time.monotonic() + FLAGS.patience_secs
-    while time.monotonic() < deadline and not all(map(liveness.silence, addresses)):
+    is_gone = _Gone()
+    while time.monotonic() < deadline and not all(map(is_gone, addresses)):
         time.sleep(0.05)
+
+
+class _Gone:
+    """Says who is gone, and not merely late with an answer, as on a busy machine."""
+
+    def __init__(self):
+        self._late_since = {}
+
+    def __call__(self, address):
+        """Returns whether nobody is at `address`, a host:port, any more."""
+        reason = liveness.silence(address)
+        if reason != liveness.LATE:
+            self._late_since.pop(address, None)
+            return bool(reason)
+        late_since = self._late_since.setdefault(address, awake.seconds())
+        return awake.seconds() - late_since > _GONE_AFTER_SECS  # its host has no power
 
 
 class _Loneliness:

@@ -12,6 +12,7 @@ from tfdist.task_flags import FLAGS
 _GREETING = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + b'\0\0\0\4\0\0\0\0\0'  # and no settings
 _HEADERS, _SETTINGS, _END_STREAM = 1, 4, 1  # kinds of frames of HTTP/2, and a flag
 _MOST_FRAMES, _LONGEST_FRAME = 20, 2**14  # of an answer
+LATE = 'timed out'  # what `silence` says of one who is there, or was: no answer, no refusal
 _NO_SERVER = 'it is no server of TensorFlow'
 _BUSY = 0.5  # of a processor: a process that has had more computes, and waits for nobody
 
@@ -29,6 +30,8 @@ def silence(address):
         return '' if answer[3:4] == bytes([_SETTINGS]) else _NO_SERVER
     except UnicodeError:
         return 'that is no name of a host'
+    except socket.timeout:
+        return LATE
     except OSError as error:
         return error.strerror or str(error)
 
