@@ -49,7 +49,7 @@ def train_batches(batch_size, count, ticket, num_steps, seed=0):
     dataset = tf.data.Dataset.from_tensor_slices(tuple(examples))
     for size in batch_size, count:
         dataset = dataset.batch(size, drop_remainder=True)
-    iterator = tf.data.make_initializable_iterator(dataset)
+    iterator = batches.make_iterator(dataset)
     return batches.in_pieces(iterator.get_next()), iterator.initializer
 
 

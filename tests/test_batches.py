@@ -5,7 +5,7 @@ from conftest import load_program
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from tfdist import batches, problem
+from tfdist import batches, evaluation, problem
 
 FLAGS = flags.FLAGS
 EPOCH = 750  # examples of one of two shards
@@ -182,3 +182,23 @@ def test_other_failures_are_left_as_they_are(make, kind):
         session.run(tf.tables_initializer())
         with pytest.raises(kind), batches.failures():
             session.run(result)
+
+
+@pytest.mark.skipif(not hasattr(tf.data.Options(), 'autotune'), reason='TensorFlow 1.15 tunes '
+                    'nothing that keeps a session from its end')
+@pytest.mark.parametrize('folder', ['HogWild', 'Work-Queue'])
+def test_no_session_waits_for_what_tunes_an_iterator(folder):
+    """To close it took seconds where a run was long: what tunes sleeps up to a minute."""
+    from tensorflow.core.framework import dataset_options_pb2
+    FLAGS.mark_as_parsed()
+    model = load_program(folder).model
+    with tf.Graph().as_default() as graph:
+        ticket = () if folder == 'HogWild' else ((tf.constant(0), tf.constant(0)), 2)
+        model.train_batches(4, 1, *ticket)
+        evaluation.Test(model, lambda batch: (tf.reduce_mean(batch[0]), {}))
+        makers = [op for op in graph.get_operations() if op.type == 'MakeIterator']
+        assert len(makers) == 2, 'to train and to test'
+        for op in makers:
+            tuned = dataset_options_pb2.Options.FromString(
+                op.inputs[0].op.get_attr('serialized_options')).autotune_options
+            assert tuned.WhichOneof('optional_enabled') and not tuned.enabled

@@ -107,12 +107,24 @@ def mapped(dataset, function):
     return dataset.map(tf.autograph.experimental.do_not_convert(function))
 
 
+def make_iterator(dataset):
+    """Returns an iterator of a `tf.data.Dataset`, which is to be initialized.
+
+    Nothing is tuned while it runs: what TensorFlow 2 tunes it with keeps a session that is to be
+    closed waiting for seconds, up to a minute after a long run.
+    """
+    options = tf.data.Options()
+    if hasattr(options, 'autotune'):
+        options.autotune.enabled = False
+    return tf.data.make_initializable_iterator(dataset.with_options(options))
+
+
 def next_of(dataset):
     """Returns the next element of a `tf.data.Dataset`, from an iterator that sessions initialize.
 
     They initialize tables, and so this iterator, whenever they begin.
     """
-    iterator = tf.data.make_initializable_iterator(dataset)
+    iterator = make_iterator(dataset)
     tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
     return iterator.get_next()
 

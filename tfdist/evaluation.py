@@ -34,7 +34,7 @@ class Test:
         self.is_chief = is_chief
         if not is_chief and not FLAGS.model_dir:
             return  # nobody can know that the chief is away: it never tests
-        iterator = tf.data.make_initializable_iterator(model.test_batches(FLAGS.test_batch_size))
+        iterator = batches.make_iterator(model.test_batches(FLAGS.test_batch_size))
         batch = iterator.get_next()
         first = tf.nest.flatten(batch)[0]
         shape = first.dense_shape if isinstance(first, tf.SparseTensor) else tf.shape(first)
