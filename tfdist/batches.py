@@ -63,7 +63,8 @@ def of_arrays(load):
         labels, images, labels.
 
     Returns:
-      The two functions. Their batches are pairs of tensors, see `tensors`.
+      The two functions. Their batches are pairs of tensors, see `tensors`. The first one's attribute
+      `arrays` is a function that returns what it reads, for who feeds batches.
     """
     def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
         return forever(load()[:2], batch_size, count, shard, num_shards, seed)
@@ -71,6 +72,7 @@ def of_arrays(load):
     def test_batches(batch_size):
         return tf.data.Dataset.from_tensor_slices(tensors(load()[2:])).batch(batch_size)
 
+    train_batches.arrays = lambda: load()[:2]
     return train_batches, test_batches
 
 
