@@ -1,0 +1,86 @@
+"""Virtual time: processes that wake up in order, signals for which they wait, queues."""
+
+import heapq
+import itertools
+
+
+class Clock:
+    """Runs processes, generators. What one yields is when it goes on: a time, or a `Signal`.
+
+    A time that is past is no wait. Who wakes up at the same time does so in the order in which it
+    began to wait: so a run has one order of events, and the next run the same.
+
+    Attributes:
+      now: float, seconds since the beginning.
+    """
+
+    def __init__(self):
+        self.now = 0.
+        self._agenda, self._number = [], itertools.count()
+
+    def start(self, process, at=0.):
+        """Lets a process begin at a time, or now if that is past. To end it, close it."""
+        heapq.heappush(self._agenda, (max(at, self.now), next(self._number), process))
+
+    def at(self, time, function):
+        """Calls a function at a time, or at once if that is past."""
+        if time <= self.now:
+            function()
+        else:
+            self.start(_calling(function), time)
+
+    def run(self, goes_on):
+        """Runs the processes until none is left, or the function `goes_on` returns False."""
+        while self._agenda and goes_on():
+            self.now, _, process = heapq.heappop(self._agenda)
+            wish = self.now
+            while not isinstance(wish, Signal) and wish <= self.now:
+                wish = next(process, None)
+                if wish is None:  # it has come to its end, or was closed
+                    break
+            else:
+                if isinstance(wish, Signal):
+                    wish.waiting.append(process)
+                else:
+                    self.start(process, wish)
+
+
+def _calling(function):
+    """A process that calls a function, and ends."""
+    function()
+    yield from ()
+
+
+class Signal:
+    """What processes wait for that do not know when it comes.
+
+    Attributes:
+      waiting: list of processes.
+    """
+
+    def __init__(self, clock):
+        self._clock, self.waiting = clock, []
+
+    def fire(self):
+        """Wakes up all that wait, in the order in which they came."""
+        woken, self.waiting = self.waiting, []
+        for process in woken:
+            self._clock.start(process)
+
+
+class Queue:
+    """Serves who comes, one after the other: a link, a processor, or several of these.
+
+    Attributes:
+      busy: float, seconds of service so far, of all servers.
+    """
+
+    def __init__(self, clock, servers=1):
+        self._clock, self._free_at, self.busy = clock, [0.] * servers, 0.
+
+    def serve(self, seconds):
+        """Returns when one that comes now, and is served for so long, is done."""
+        end = max(self._clock.now, self._free_at[0]) + seconds
+        heapq.heapreplace(self._free_at, end)
+        self.busy += seconds
+        return end

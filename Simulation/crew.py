@@ -1,0 +1,87 @@
+"""Who takes part: workers come, leave, die and come back, as the description of the cluster says."""
+
+import numpy as np
+
+
+class Crew:
+    """Begins and ends the lives of workers.
+
+    Attributes:
+      there: dict of processes by worker, those that live.
+    """
+
+    def __init__(self, clock, cluster, life, seed, at_steps=None):
+        """Lets all come who are there from the beginning, and plans what is to be.
+
+        Args:
+          clock: `clock.Clock`.
+          cluster: `description.Cluster`.
+          life: `lives.Life`.
+          seed: int, of the times that are drawn.
+          at_steps: dict of lists of pairs (worker, global step), by 'come' and 'leave'; or None.
+        """
+        self._clock, self._cluster, self._life, self.there = clock, cluster, life, {}
+        self._random = np.random.RandomState([seed % 2 ** 32, cluster.workers, 1])
+        self._at_steps = at_steps or {'come': [], 'leave': []}
+        for what in 'come', 'leave', 'die':
+            for worker, time in getattr(cluster, what):
+                clock.at(time, lambda do=getattr(self, what), worker=worker: do(worker))
+        later = {worker for worker, _ in self._first_of(cluster) + self._at_steps['come']}
+        for worker in range(cluster.workers):
+            if worker not in later:
+                self.come(worker)
+
+    @staticmethod
+    def _first_of(cluster):
+        """Returns those of the workers that come before they leave or die: late for the first time.
+        """
+        firsts = {}
+        for what in 'come', 'leave', 'die':
+            for worker, time in getattr(cluster, what):
+                firsts[worker] = min(firsts.get(worker, (time, what)), (time, what))
+        return [(worker, time) for worker, (time, what) in firsts.items() if what == 'come']
+
+    def come(self, worker):
+        """Lets a worker come, if it is not there."""
+        if worker in self.there:
+            return
+        self.there[worker] = self._living(worker)
+        self._clock.start(self.there[worker])
+        if self._cluster.die_every:
+            mine, after = self.there[worker], self._cluster.die_every.draw(self._random, 1)
+            self._clock.at(self._clock.now + after, lambda: self._die_again(worker, mine))
+
+    def _living(self, worker):
+        """The life of a worker, a process, after which it is not there any more."""
+        yield from self._life.of(worker)
+        self.there.pop(worker)
+
+    def leave(self, worker):
+        """Lets a worker leave, after its round."""
+        self._life.leave(worker)
+
+    def die(self, worker):
+        """Ends a worker: what it has not delivered is lost."""
+        if worker in self.there:
+            self.there.pop(worker).close()
+            self._clock.at(self._clock.now + self._life.patience(), lambda: self._miss(worker))
+
+    def _miss(self, worker):
+        if worker not in self.there:
+            self._life.lose(worker)
+
+    def _die_again(self, worker, process):
+        """Ends a worker, if it still has the life that was to end now, and plans its return."""
+        if self.there.get(worker) is process:
+            self.die(worker)
+            if self._cluster.back_after:
+                after = self._cluster.back_after.draw(self._random, 1)
+                self._clock.at(self._clock.now + after, lambda: self.come(worker))
+
+    def reach(self, step):
+        """Lets those come and leave whose step it is."""
+        for what, planned in self._at_steps.items():
+            due = [(worker, at) for worker, at in planned if at <= step]
+            for worker, at in due:
+                planned.remove((worker, at))
+                getattr(self, what)(worker)

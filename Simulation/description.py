@@ -1,0 +1,218 @@
+"""A cluster, described: by flags, or by a file in JSON that has the same names, or by both.
+
+    {"about": "two sites", "workers": 16, "step": ["2ms", "lognormal:2ms:0.5"],
+     "latency": ["50us", "25ms"], "bandwidth": "1Gbit", "die": ["3:10s"]}
+
+What differs from worker to worker is a list: the workers take its elements in turn.
+"""
+
+import json
+import math
+import pathlib
+import re
+import sys
+
+import numpy as np
+
+_UNITS = {'s': 1, 'ms': 1e-3, 'us': 1e-6}
+_RATES = {'bit': 1 / 8, 'kbit': 1e3 / 8, 'Mbit': 1e6 / 8, 'Gbit': 1e9 / 8}
+_MOST_WORKERS = 2 ** 16
+
+
+class Times:
+    """Times that are drawn: `constant`, `lognormal`, `pareto` or `trace`.
+
+    Attributes:
+      draw: function of a `np.random.RandomState` and how many, which returns their sum in seconds.
+    """
+
+    def __init__(self, text, directory='.'):
+        """Takes, for example, '2ms', 'lognormal:2ms:0.5' (mean, sigma), 'pareto:1ms:1.5' (least,
+        tail index) or 'trace:FILE' (seconds, one in a line; each draw is one of them).
+
+        Raises:
+          ValueError: saying what is wrong.
+        """
+        kind, *given = str(text).split(':')
+        if not given:
+            kind, given = 'constant', [kind]
+        if kind == 'trace':
+            self._read(pathlib.Path(directory) / ':'.join(given))
+            return
+        forms = {'constant': 1, 'lognormal': 2, 'pareto': 2}
+        if kind not in forms:
+            raise ValueError(f'there is no distribution {kind}; there are constant, lognormal, '
+                             'pareto and trace')
+        if len(given) != forms[kind]:
+            raise ValueError(f'{kind} takes {forms[kind]} numbers, not {len(given)}')
+        time, shape = seconds(given[0]), 0.
+        if forms[kind] == 2:
+            shape = number(given[1], above=0)
+        if kind == 'constant':
+            self.draw = lambda random, count: time * count
+        elif kind == 'lognormal':
+            middle = math.log(time) - shape ** 2 / 2 if time else -math.inf
+            self.draw = lambda random, count: float(random.lognormal(middle, shape, count).sum())
+        else:
+            self.draw = lambda random, count: float(time * (1 + random.pareto(shape, count)).sum())
+
+    def _read(self, path):
+        try:
+            values = np.array([seconds(line) for line in path.read_text(encoding='utf-8').split()])
+        except OSError as error:
+            raise ValueError(f'{path} cannot be read ({error.strerror})') from error
+        if not len(values):
+            raise ValueError(f'{path} has no times')
+        self.draw = lambda random, count: float(values[random.randint(len(values), size=count)]
+                                                .sum())
+
+
+def number(text, above=None):
+    """Returns a float that is not negative, and if `above` is given more than that."""
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not 0 <= value < math.inf or above is not None and value <= above:
+        raise ValueError(f'{text} is no number of at least 0' if above is None else
+                         f'{text} is no number above {above}')
+    return value
+
+
+def seconds(text):
+    """Returns a float, of such as 0.5, '0.5s', '2ms' or '50us'."""
+    found = re.fullmatch(r'([-+\d.e]+?)(s|ms|us)?', str(text).strip())
+    if not found:
+        raise ValueError(f'{text} is no time, such as 2ms')
+    return number(found[1]) * _UNITS[found[2] or 's']
+
+
+def bandwidth(text):
+    """Returns bytes/s, of such as 1.25e9, '10Gbit' or 'inf'."""
+    if text == 'inf':
+        return math.inf
+    found = re.fullmatch(r'([-+\d.e]+?)([kMG]?bit)?', str(text).strip())
+    if not found:
+        raise ValueError(f'{text} is no bandwidth, such as 10Gbit, or bytes in a second')
+    return number(found[1], above=0) * _RATES.get(found[2], 1)
+
+
+def count(text):
+    """Returns an int of at least 1."""
+    if not re.fullmatch(r'\d+', str(text)) or not 1 <= int(text) <= _MOST_WORKERS:
+        raise ValueError(f'{text} is no number from 1 to {_MOST_WORKERS}')
+    return int(text)
+
+
+def moments(texts):
+    """Returns a list of pairs (worker, seconds), of such as ['3:10s', '4:2ms']."""
+    found = []
+    for text in texts:
+        worker, _, time = str(text).partition(':')
+        if not worker.isdigit() or not time:
+            raise ValueError(f'{text} is not of the form worker:time, such as 3:10s')
+        found.append((int(worker), seconds(time)))
+    return found
+
+
+def _each(parse):
+    """Returns a parser of what the workers have in turn, a list."""
+    return lambda values: [parse(value) for value in values]
+
+
+# What can be said: how it is read, what holds if nobody says it, and the words of the flag.
+KEYS = {
+    'workers': (count, '8', 'how many there are'),
+    'ps': (count, '1', 'parameter servers'),
+    'step': (_each(Times), ['1ms'], 'time of a local step: 2ms, lognormal:MEAN:SIGMA, '
+             'pareto:LEAST:INDEX or trace:FILE; several by commas: the workers have them in turn'),
+    'latency': (_each(seconds), ['0s'], 'of a message between a worker and a ps, one way, or '
+                'between two workers; several: in turn'),
+    'bandwidth': (_each(bandwidth), ['inf'], "of a worker's link in each direction; several: in "
+                  'turn'),
+    'ps_bandwidth': (bandwidth, 'inf', 'of the link of a ps in each direction, which all share'),
+    'update': (seconds, '0s', 'that the ps take for an update of the whole center'),
+    'come': (moments, [], 'worker:time[,...], when it comes, or comes back; others are there from '
+             'the beginning'),
+    'leave': (moments, [], 'worker:time[,...], when it leaves, after its round'),
+    'die': (moments, [], 'worker:time[,...], when it dies, whatever it does'),
+    'die_every': (Times, None, 'time after which a worker dies, again and again'),
+    'back_after': (Times, None, 'time after which a worker that died so is back'),
+}
+PRESETS = pathlib.Path(__file__).resolve().parent / 'clusters'
+
+
+class Cluster:
+    """A cluster as described: each of KEYS is an attribute.
+
+    Attributes:
+      about: string, what the file says of itself.
+    """
+
+    def __init__(self, file=None, **said):
+        """Reads the description.
+
+        Args:
+          file: string, the path of a file, or the name of one in `clusters`.
+          **said: strings or lists of strings, or None, of KEYS; they go before those of the file.
+
+        Raises:
+          SystemExit: saying what is wrong in one line.
+        """
+        values, where = _load(file) if file else ({}, '')
+        directory = pathlib.Path(where).parent
+        self.about = values.pop('about', '')
+        for name in values:
+            if name not in KEYS:
+                sys.exit(f'{where}: what is "{name}"? There are {", ".join(["about", *KEYS])}.')
+        for name, (parse, otherwise, _) in KEYS.items():
+            value, source = values.get(name, otherwise), f'{where}, {name}'
+            if said.get(name) not in (None, []):
+                value, source, directory = said[name], f'--{name}', pathlib.Path()
+            if isinstance(otherwise, list) and not isinstance(value, list):
+                value = [value]
+            try:
+                if name == 'step':
+                    value = [Times(text, directory) for text in value]
+                elif value is not None:
+                    value = parse(value)
+            except ValueError as error:
+                sys.exit(f'{source}: {error}.')
+            if value == [] and otherwise:
+                sys.exit(f'{source}: it is empty.')
+            setattr(self, name, value)
+        self._check()
+
+    def _check(self):
+        """Ends the program if what is said cannot be together."""
+        for name in 'come', 'leave', 'die':
+            for worker, _ in getattr(self, name):
+                if worker >= self.workers:
+                    sys.exit(f'--{name}: there is no worker {worker}; there are {self.workers}, '
+                             'from 0.')
+        if self.back_after and not self.die_every:
+            sys.exit('--back_after: without --die_every nobody dies so.')
+
+    def of(self, name, worker):
+        """Returns what a worker has of one of KEYS that the workers have in turn."""
+        values = getattr(self, name)
+        return values[worker % len(values)]
+
+
+def _load(file):
+    """Returns what a file says, a dict, and its path."""
+    path = pathlib.Path(file)
+    if path.name == file and not path.suffix:
+        path = PRESETS / f'{file}.json'
+        if not path.exists():
+            names = ', '.join(sorted(each.stem for each in PRESETS.glob('*.json')))
+            sys.exit(f'--cluster={file}: there are {names}; or name a file, such as mine.json.')
+    try:
+        values = json.loads(path.read_text(encoding='utf-8'))
+    except OSError as error:
+        sys.exit(f'--cluster={file}: it cannot be read ({error.strerror}).')
+    except ValueError as error:
+        sys.exit(f'--cluster={file}: it is no JSON ({error}).')
+    if not isinstance(values, dict):
+        sys.exit(f'--cluster={file}: it has to be an object, {{"workers": 8, ...}}.')
+    return values, str(path)

@@ -1,0 +1,247 @@
+"""How workers live, as processes in virtual time: one class for each kind of scheme.
+
+Which one it is, a scheme shows: sums make a ring, what completes a step for all is a barrier, a
+gate holds workers, and where the batches come from there may be tickets. All others pull, compute
+and push whenever they are ready.
+"""
+
+import sys
+
+from clock import Signal
+import links
+import numpy as np
+
+
+def kind_of(player):
+    """Returns the class of the lives of a scheme's workers, of a `player.Player`."""
+    if hasattr(player.scheme, 'sums'):
+        return InARing
+    if player.scheme.complete is not None:
+        return Together
+    if hasattr(player.scheme, 'gate'):
+        return Held
+    return WithTickets if hasattr(player.source, 'take') else Life
+
+
+class Life:
+    """A worker by itself: it pulls, computes, pushes, and begins again.
+
+    Attributes:
+      together: bool, whether all workers make each update together.
+      travels: `links.Star`, or `links.Ring`.
+      step: int, the global step.
+    """
+
+    network, together = links.Star, False
+
+    def __init__(self, clock, cluster, player, record, local_steps, delays, seed):
+        """Takes the parts.
+
+        Args:
+          clock: `clock.Clock`.
+          cluster: `description.Cluster`.
+          player: `player.Player`.
+          record: `record.Record`.
+          local_steps: int, how many there are in a round.
+          delays: list of floats by worker, seconds that it wastes in each local step.
+          seed: int, of the times that are drawn.
+        """
+        self._clock, self._cluster, self._player, self._record = clock, cluster, player, record
+        self._local_steps, self._delays = local_steps, delays
+        self._random = [np.random.RandomState([seed % 2 ** 32, worker])
+                        for worker in range(cluster.workers)]
+        self._leaving, self.step = set(), 0
+        self.travels = self.network(clock, cluster)
+
+    def of(self, worker):
+        """A worker from when it comes to when it leaves, a process."""
+        self._leaving.discard(worker)
+        self._player.begin(worker)
+        while worker not in self._leaving:
+            yield from self._timed(worker, 'waits', self._enter(worker))
+            one = yield from self._timed(worker, 'pulls', self._pull(worker))
+            yield from self._timed(worker, 'computes', self._compute(worker))
+            yield from self._timed(worker, 'pushes', self._push(worker, one))
+            yield from self._timed(worker, 'waits', self._follow(worker, one))
+        self.lose(worker)
+
+    def _timed(self, worker, what, process):
+        """Runs a process, and records from when to when a worker did what; returns its result."""
+        began = self._clock.now
+        result = yield from process
+        self._record.phase(worker, what, began, self._clock.now)
+        return result
+
+    def _enter(self, worker):
+        """Ends when a worker may begin its round, a process: at once."""
+        yield from ()
+
+    def _pull(self, worker):
+        """Asks the ps and brings what they answer, a process; returns the `player.Round`."""
+        yield self.travels.latency(worker)
+        # What is pulled now is all that is needed to compute.
+        one = self._player.compute(worker)
+        yield from self.travels.to_worker(worker, one.pull_bytes)
+        return one
+
+    def _compute(self, worker):
+        """Ends when the local steps of a round are made, a process."""
+        draw = self._cluster.of('step', worker).draw
+        yield (self._clock.now + draw(self._random[worker], self._local_steps)
+               + self._delays[worker] * self._local_steps)
+
+    def _push(self, worker, one):
+        """Pushes a round, and waits for the answer of the ps, a process."""
+        yield from self.travels.to_ps(worker, one.push_bytes)
+        self._arrive(worker, one)
+        yield self.travels.latency(worker)
+
+    def _arrive(self, worker, one):
+        """Updates the center with what a worker pushes."""
+        pushed = self._player.push(worker, one)
+        self.step = int(pushed.pop('global_step'))
+        self._record.add(dict(one.figures, **pushed), self._local_steps)
+        self._record.reach(self.step)
+
+    def _follow(self, worker, one):
+        """Ends when a worker is done with its round, a process: when it has pushed."""
+        yield from ()
+
+    def leave(self, worker):
+        """Lets a worker leave when its round is over."""
+        self._leaving.add(worker)
+
+    def lose(self, worker):
+        """Takes note that a worker has left, or that it is known to be dead."""
+
+    def patience(self):
+        """Returns how many seconds after its death it is known that a worker is dead."""
+        return 0.
+
+    def stands(self):
+        """Returns why nobody goes on, a string, when nothing happens any more."""
+        return 'no worker is left'
+
+
+class Held(Life):
+    """A worker that is held at a gate while it is too far ahead of the slowest."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self._moved, self._slowest = Signal(self._clock), None
+
+    def _enter(self, worker):
+        yield self.travels.latency(worker)  # it asks for the clocks
+        while self._player.scheme.gate.holds(self._player.clocks(), worker).any():
+            yield self._moved
+        yield self.travels.latency(worker)
+
+    def _arrive(self, worker, one):
+        super()._arrive(worker, one)
+        if self._moved.waiting:
+            slowest = self._player.clocks().min()
+            if slowest != self._slowest:  # for this one all of them wait
+                self._slowest = slowest
+                self._moved.fire()
+
+    def lose(self, worker):
+        self._player.leave(worker)
+        self._moved.fire()
+
+    def patience(self):
+        return self._player.hparams.dead_after_secs
+
+    def stands(self):
+        return f'{len(self._moved.waiting)} workers wait at the gate'
+
+
+class Together(Life):
+    """Workers that take each step together: enough pushes complete it, who is late is dropped."""
+
+    together = True
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self._needed = self._player.hparams.replicas_to_aggregate or self._cluster.workers
+        self._pushes, self._voted, self._completed = 0, {}, Signal(self._clock)
+
+    def _arrive(self, worker, one):
+        # Who came back, and has pushed in this step in its earlier life, does not count again.
+        again = self._voted.get(worker) == one.step
+        pushed = self._player.push(worker, one, -1 if again else one.step)
+        self._voted[worker] = one.step
+        self._record.add(dict(one.figures, **pushed), self._local_steps)
+        if not pushed['dropped']:
+            self._pushes += 1
+            if self._pushes == self._needed:
+                # What is pushed while the ps make the update has its part in it.
+                self._clock.at(self.travels.update([0, *one.push_bytes]), self._complete)
+
+    def _complete(self):
+        """Completes a step."""
+        self.step, self._pushes = self._player.complete(), 0
+        self._record.reach(self.step)
+        self._completed.fire()
+
+    def _follow(self, worker, one):
+        if self.step == one.step:
+            yield self._completed
+            yield self.travels.latency(worker)
+
+    def stands(self):
+        return f'{self._pushes} workers have pushed in this step, which takes {self._needed}'
+
+
+class InARing(Life):
+    """Workers that sum up around a ring what all of them push. All have the same center."""
+
+    network, together = links.Ring, True
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self._there, self._sums, self._whole = 0, None, Signal(self._clock)
+
+    def _pull(self, worker):
+        yield from ()  # it has the center itself
+        return self._player.compute(worker)
+
+    def _push(self, worker, one):
+        yield from ()  # that is for all together
+        self._record.add(one.figures, self._local_steps)
+        self._there += 1
+        self._sums = ([mine + sum_ for mine, sum_ in zip(one.pushed, self._sums)]
+                      if self._sums else one.pushed)
+        if self._there == self._cluster.workers:
+            self._clock.at(self.travels.sum(one.push_bytes), lambda: self._step(one))
+
+    def _step(self, one):
+        """Makes the step of all, with the sums."""
+        self.step = int(self._player.push(0, one, sums=self._sums)['global_step'])
+        self._there, self._sums = 0, None
+        self._record.reach(self.step)
+        self._whole.fire()
+
+    def _follow(self, worker, one):
+        if self.step == one.step:
+            yield self._whole
+
+    def lose(self, worker):
+        sys.exit(f'Worker {worker} is lost at {self._clock.now:.3g} s: a ring cannot go on without '
+                 'it.')
+
+    def stands(self):
+        return f'{self._there} of {self._cluster.workers} workers have come to the ring'
+
+
+class WithTickets(Life):
+    """A worker that takes tickets, which say on what to train, as it is ready for the next."""
+
+    def of(self, worker):
+        self._player.source.begin(worker)
+        yield from super().of(worker)
+
+    def _enter(self, worker):
+        if self._player.source.is_empty(worker):
+            yield self.travels.latency(worker)
+            self._player.source.take(worker)
+            yield self.travels.latency(worker)

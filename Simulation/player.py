@@ -1,0 +1,267 @@
+"""Plays all workers of a scheme, the folder's own, in one graph and one session; see `tfdist.seam`.
+
+A worker's round is two runs of the session: at one time it reads the center and computes what it
+will push, at a later one it pushes. What lies between them is in a `Round`; what a worker keeps
+from one round to the next is in the session while it is its turn, and else beside it.
+"""
+
+import collections
+import sys
+
+import numpy as np
+from tensorflow.core.protobuf import config_pb2
+from tfdist.quiet import tf
+
+
+class Round(collections.namedtuple('Round', 'step fed pushed figures pull_bytes')):
+    """What a worker has between its pull and its push.
+
+    Attributes:
+      step: int, the global step that it pulled.
+      fed: dict of arrays by tensors' names, what its push takes of what it pulled, and its batches.
+      pushed: list of arrays, what it pushes.
+      figures: dict of floats, of its batches.
+      pull_bytes: list of ints, the sizes of what it pulled, by tensor.
+    """
+
+    @property
+    def push_bytes(self):
+        """The sizes of what it pushes, a list of ints."""
+        return [array.nbytes for array in self.pushed]
+
+
+class Part:
+    """Tensors that are fetched together, as fast as a session can.
+
+    Attributes:
+      feeds: list of tensors to be fed: of those that may be, the ones that it depends on.
+      ops: set of ops that run.
+    """
+
+    def __init__(self, session, fetches, may_be_fed=()):
+        """Takes a `tf.Session`, a list of tensors or ops, and a list of tensors."""
+        may_be_fed = list(collections.OrderedDict((tensor.name, tensor)
+                                                  for tensor in may_be_fed).values())
+        self.ops, used = _ancestors(fetches, {tensor.name for tensor in may_be_fed})
+        self.feeds = [tensor for tensor in may_be_fed if tensor.name in used]
+        options = config_pb2.CallableOptions()
+        options.feed.extend(tensor.name for tensor in self.feeds)
+        options.fetch.extend(fetch.name for fetch in fetches if isinstance(fetch, tf.Tensor))
+        options.target.extend(fetch.name for fetch in fetches if isinstance(fetch, tf.Operation))
+        # `Session.make_callable` takes twice as long, if something is fed.
+        self.run = session._make_callable_from_options(options)
+        self._dtypes = [tensor.dtype.as_numpy_dtype for tensor in self.feeds]
+
+    def __call__(self, values):
+        """Returns the list of values; `values` are those to be fed, a dict by tensors' names."""
+        return self.run(*[np.asarray(values[tensor.name], dtype)
+                          for tensor, dtype in zip(self.feeds, self._dtypes)])
+
+
+def _ancestors(fetches, fed):
+    """Returns which ops run for a list of tensors or ops, and which of the names `fed` they use."""
+    ops, used, left = set(), set(), [getattr(fetch, 'op', fetch) for fetch in fetches]
+    while left:
+        op = left.pop()
+        if op not in ops:
+            ops.add(op)
+            left += op.control_inputs
+            for tensor in op.inputs:
+                if tensor.name in fed:
+                    used.add(tensor.name)
+                else:
+                    left.append(tensor.op)
+    return ops, used
+
+
+class _Own:
+    """What each worker keeps: of the last that had it, in the variables, and of others beside them.
+    """
+
+    def __init__(self, variables):
+        """Makes the ops on the `own` variables of a scheme, a list."""
+        self._handles = {variable.handle.op for variable in variables}
+        self._given = [tf.placeholder(variable.dtype.base_dtype, variable.shape)
+                       for variable in variables]
+        self._ops = ([variable.read_value() for variable in variables],
+                     [variable.assign(value, read_value=False)
+                      for variable, value in zip(variables, self._given)],
+                     [tf.variables_initializer(variables)])
+        self._kept, self._whose = {}, None
+
+    def make_parts(self, session):
+        """Makes what is run, in a `tf.Session` of the finished graph."""
+        take, give, make = self._ops
+        self._take, self._give, self._make = (
+            Part(session, take), Part(session, give, self._given), Part(session, make))
+
+    def _put_away(self):
+        if self._whose is not None:
+            self._kept[self._whose] = self._take({})
+
+    def turn(self, worker, part):
+        """Brings what a worker keeps into the variables, if a `Part` reads them or writes to them.
+        """
+        if self._whose != worker and self._handles & part.ops:
+            self._put_away()
+            values = self._kept.pop(worker)
+            self._give({tensor.name: value for tensor, value in zip(self._given, values)})
+            self._whose = worker
+
+    def begin(self, worker):
+        """Gives a worker its initial values, of now."""
+        if self._whose != worker:
+            self._put_away()
+        self._make({})
+        self._whose = worker
+
+
+def _size(tensor):
+    """Returns the bytes of a tensor, or None if its shape does not say it."""
+    if not tensor.shape.is_fully_defined():
+        return None
+    return tensor.shape.num_elements() * tensor.dtype.size
+
+
+class Player:
+    """A scheme, a session, and any number of workers.
+
+    Attributes:
+      scheme: the Scheme.
+      hparams: object, its hyperparameters.
+      session: `tf.Session`.
+      source: where its batches come from, see `shards`.
+      variables: list of `tf.Variable`, what is trained.
+    """
+
+    def __init__(self, scheme_class, make, hparams, num_workers, seed=1):
+        """Makes graph and session.
+
+        Args:
+          scheme_class: class, a `seam.Seam`.
+          make: function that makes, in the graph, what is trained, and returns: a
+            `building.Network` or `toy.Problem`; a source of its batches, see `shards`; and an
+            `evaluation.Test`, or None.
+          hparams: object with the scheme's hyperparameters as attributes.
+          num_workers: int.
+          seed: int, of the initial values.
+        """
+        # All that is there is one process.
+        here = type('Scheme', (scheme_class,), {'worker_device': staticmethod(lambda _: None)})
+        with tf.Graph().as_default() as graph:
+            tf.set_random_seed(seed)
+            global_step = tf.train.get_or_create_global_step()
+            network, self.source, self._test = make()
+            self.scheme = here(network, global_step, hparams, 0, num_workers)
+            self.hparams, self.variables = hparams, tf.trainable_variables()
+            self._own = _Own(self.scheme.own) if self.scheme.own else None
+            initialize = [tf.global_variables_initializer(), tf.local_variables_initializer(),
+                          tf.tables_initializer()]
+        self.session = tf.Session(graph=graph, config=tf.ConfigProto(
+            intra_op_parallelism_threads=1, inter_op_parallelism_threads=1))
+        for op in initialize:
+            self.session.run(op)
+        graph.finalize()
+        self._make_parts()
+
+    def _part(self, fetches, may_be_fed=()):
+        return Part(self.session, fetches, may_be_fed)
+
+    def _make_parts(self):
+        """Makes what is run again and again."""
+        scheme, batch = self.scheme, self.source.placeholders
+        if len(getattr(scheme, 'pulls', [])) > 1 or len(getattr(scheme, 'pushes', [])) > 1:
+            sys.exit('A run of this scheme pulls or pushes several times: not simulated. Give it '
+                     'as many local steps for each pull as for each push.')
+        gate = getattr(scheme, 'gate', None)
+        self._push = self._part(list(scheme.push.values()), [
+            *scheme.pull, *scheme.pushed, *scheme.stamps, *getattr(scheme, 'sums', []), *batch,
+            *([gate.worker] if gate else [])])
+        fed = {tensor.name for tensor in self._push.feeds}
+        # Of tables' rows nobody knows the size before they are there.
+        self._sizes = [_size(tensor) for tensor in scheme.pull]
+        self._pulled = [tensor for tensor, size in zip(scheme.pull, self._sizes)
+                        if tensor.name in fed or size is None]
+        self._batch = [tensor for tensor in batch if tensor.name in fed]
+        self._compute = self._part([scheme.pull[0], *self._pulled, *scheme.pushed,
+                                    *scheme.computed.values()], batch)
+        if scheme.complete is not None:
+            self._complete = self._part([scheme.complete])
+        if gate:
+            self._join, self._leave = (self._part([op], [gate.worker])
+                                       for op in (gate.join, gate.leave))
+            self._clocks = self._part([gate.clocks])
+        if self._own:
+            self._own.make_parts(self.session)
+
+    def begin(self, worker):
+        """Makes anew what a worker keeps, as its program does when it starts."""
+        if self._own:
+            self._own.begin(worker)
+        if hasattr(self.scheme, 'gate'):
+            self._join({self.scheme.gate.worker.name: worker})
+
+    def compute(self, worker):
+        """Pulls, as the center is now, and computes; returns a `Round`."""
+        values = dict(zip([tensor.name for tensor in self.source.placeholders],
+                          self.source.next(worker)))
+        if self._own:
+            self._own.turn(worker, self._compute)
+        step, *results = self._compute(values)
+        pulled, rest = results[:len(self._pulled)], results[len(self._pulled):]
+        pushed, figures = rest[:len(self.scheme.pushed)], rest[len(self.scheme.pushed):]
+        fed = dict(zip([tensor.name for tensor in self._pulled], pulled))
+        fed.update((tensor.name, values[tensor.name]) for tensor in self._batch)
+        sizes = self._sizes
+        if None in sizes:
+            arrays = dict(zip([tensor.name for tensor in self._pulled], pulled))
+            sizes = [arrays[tensor.name].nbytes if size is None else size
+                     for tensor, size in zip(self.scheme.pull, sizes)]
+        return Round(int(step), fed, pushed, dict(zip(self.scheme.computed, figures)), sizes)
+
+    def push(self, worker, one, stamp=None, sums=()):
+        """Pushes what was computed.
+
+        Args:
+          worker: int.
+          one: `Round`.
+          stamp: int, the step that it is stamped with; by default the one pulled.
+          sums: list of arrays, what is pushed summed over all workers of a ring.
+
+        Returns:
+          Dict of the figures of the push.
+        """
+        scheme, values = self.scheme, dict(one.fed)
+        for tensors, arrays in (scheme.pushed, one.pushed), (getattr(scheme, 'sums', []), sums):
+            values.update((tensor.name, array) for tensor, array in zip(tensors, arrays))
+        for tensor in scheme.stamps:
+            values[tensor.name] = one.step if stamp is None else stamp
+        if hasattr(scheme, 'gate'):
+            values[scheme.gate.worker.name] = worker
+        if self._own:
+            self._own.turn(worker, self._push)
+        return dict(zip(scheme.push, self._push(values)))
+
+    def complete(self):
+        """Completes a step for all; returns the global step. There have to be enough pushes."""
+        return int(self._complete({})[0])
+
+    def clocks(self):
+        """Returns the clocks of a gate, an array by worker."""
+        return self._clocks({})[0]
+
+    def leave(self, worker):
+        """Lets a gate know that a worker does not count any more."""
+        self._leave({self.scheme.gate.worker.name: worker})
+
+    def center(self):
+        """Returns the values of the variables, a list of arrays."""
+        return self.session.run(self.variables)
+
+    def test(self):
+        """Returns the figures of the test, a dict of floats; an empty one if there is no test."""
+        return self._test.run(self.session) if self._test else {}
+
+    def close(self):
+        """Ends the session."""
+        self.session.close()

@@ -1,0 +1,185 @@
+"""What comes out of a simulation: lines, a curve in CSV, totals; time is the virtual one."""
+
+import collections
+import csv
+import math
+
+import numpy as np
+from tfdist import console
+
+_PHASES = 'computes', 'pulls', 'pushes', 'waits'
+
+
+class Record:
+    """Collects what all workers do, and tests now and then.
+
+    Attributes:
+      step: int, the global step.
+      local_steps: int, of all workers.
+      diverged: bool, whether a loss was not finite.
+      curve: list of dicts, a row for each test; see `write`.
+    """
+
+    def __init__(self, name, clock, train_steps, batch_size, test, tests, reached=None):
+        """Says that training starts.
+
+        Args:
+          name: string, who is speaking.
+          clock: `clock.Clock`.
+          train_steps: int, at which global step it ends.
+          batch_size: int, examples in a local step.
+          test: function that returns figures of the test, a dict of floats by name.
+          tests: int, how many tests there are on the way.
+          reached: function to call with each global step, or None.
+        """
+        self._name, self._clock, self._train_steps, self._test = name, clock, train_steps, test
+        self._batch_size, self._reached = batch_size, reached
+        self.step, self.local_steps, self.diverged, self.curve = 0, 0, False, []
+        self._test_at = [math.ceil(train_steps * i / tests) for i in range(1, tests + 1)]
+        self._line, self._whole = _Figures(), _Figures()
+        self.seconds = collections.Counter()  # of all workers, by phase
+        console.say(name, f'starts at step 0 of {train_steps}')
+
+    def phase(self, worker, what, began, ended):
+        """Takes note that a worker did one of the _PHASES from one time to another."""
+        del worker
+        self.seconds[what] += ended - began
+
+    def add(self, figures, local_steps):
+        """Takes the figures of a round, a dict of numbers or arrays, and how long it was."""
+        self.local_steps += local_steps
+        self._line.add(figures)
+        if not math.isfinite(figures['loss']) and not self.diverged:
+            self.diverged = True
+            console.say(self._name, f'the loss is {figures["loss"]} at step {self.step}: training '
+                        'diverged')
+
+    def reach(self, step):
+        """Takes note of an update of the center; tests if it is time to."""
+        self.step = step
+        if self._test_at and step >= self._test_at[0]:
+            while self._test_at and step >= self._test_at[0]:
+                self._test_at.pop(0)
+            self._say_line()
+        if self._reached:
+            self._reached(step)
+
+    def goes_on(self):
+        """Returns whether there are steps left to train, and some use in it."""
+        return self.step < self._train_steps and not self.diverged
+
+    def rate(self):
+        """Returns the local steps of all workers in a virtual second."""
+        return self.local_steps / self._clock.now if self._clock.now else math.inf
+
+    def _say_line(self):
+        """Tests, and says so."""
+        figures = {f'test_{name}': value for name, value in self._test().items()}
+        means = self._line.means()
+        self.curve.append(dict(
+            {'step': self.step, 'examples': self.local_steps * self._batch_size,
+             'seconds': self._clock.now}, **means, **figures))
+        said = [self._line.words(), *(f'{name.replace("_", " ")} {value:.3f}' for name, value in
+                                      figures.items() if name != 'test_loss'), self._rate()]
+        console.say(self._name, f'step {self.step} of {self._train_steps}, {", ".join(said)}, '
+                    f'{self._clock.now:.4g} s')
+        self._whole.merge(self._line)
+        self._line = _Figures()
+
+    def _rate(self):
+        rate = self.rate()
+        return f'{rate:.0f} steps/s' if rate >= 100 else f'{rate:.3g} steps/s'
+
+    def done(self, shares):
+        """Says what was done in all.
+
+        Args:
+          shares: dict of floats, for what share of the time what was busy.
+
+        Returns:
+          Dict of the figures of the last test.
+        """
+        if not self.curve or self.curve[-1]['step'] != self.step:
+            self._say_line()
+        self._whole.merge(self._line)
+        alive = sum(self.seconds.values()) or 1
+        said = [f'did {self.local_steps} local steps',
+                self._whole.words(without=('loss', 'accuracy')),
+                *(f'{what} {self.seconds[what] / alive:.0%}' for what in _PHASES),
+                *(f'{name} {share:.0%}' for name, share in shares.items()), self._rate()]
+        console.say(self._name, ', '.join(filter(None, said)))
+        last = {name[5:]: value for name, value in self.curve[-1].items()
+                if name.startswith('test_')}
+        metrics = [f'{name} {value:.3f}' for name, value in last.items()
+                   if name != 'loss' or len(last) == 1]
+        if metrics:
+            console.say(self._name, f'test {", ".join(metrics)} after {self.step} steps, '
+                        f'{self._clock.now:.4g} s')
+        return last
+
+    @property
+    def staleness(self):
+        """How many updates had each staleness, a `collections.Counter`."""
+        return self._whole.staleness + self._line.staleness
+
+    @property
+    def dropped(self):
+        """How many pushes came too late to count, a number; see also `accepted`."""
+        return self._whole.sums['dropped'] + self._line.sums['dropped']
+
+    @property
+    def accepted(self):
+        """How many pushes have counted."""
+        return self._whole.counts['dropped'] + self._line.counts['dropped'] - self.dropped
+
+    def write(self, path):
+        """Writes the curve as CSV: step, examples, virtual seconds, figures of each test."""
+        names = list(collections.OrderedDict.fromkeys(
+            name for row in self.curve for name in row))
+        with open(path, 'w', newline='', encoding='utf-8') as file:
+            writer = csv.DictWriter(file, names)
+            writer.writeheader()
+            writer.writerows(self.curve)
+
+
+class _Figures:
+    """Sums of the figures of rounds: as many numbers, however many rounds there are."""
+
+    def __init__(self):
+        self.sums, self.counts = collections.Counter(), collections.Counter()
+        self.staleness = collections.Counter()
+
+    def add(self, figures):
+        """Adds those of a round, a dict of numbers or arrays."""
+        for name, value in figures.items():
+            if name == 'staleness':
+                self.staleness.update(np.ravel(value).tolist())
+            else:
+                self.sums[name] += float(value)
+                self.counts[name] += 1
+
+    def merge(self, later):
+        """Adds those of later rounds."""
+        for name in 'sums', 'counts', 'staleness':
+            getattr(self, name).update(getattr(later, name))
+
+    def means(self):
+        """Returns a dict of floats, the mean of each figure."""
+        means = {name: self.sums[name] / number for name, number in self.counts.items()}
+        if self.staleness:
+            total = sum(value * number for value, number in self.staleness.items())
+            means['staleness'] = total / sum(self.staleness.values())
+        return means
+
+    def words(self, without=()):
+        """Returns them as a string, in the form of `tfdist.report`."""
+        words = []
+        for name, mean in self.means().items():
+            if name == 'staleness':
+                words.append(f'staleness {mean:.1f} (max {max(self.staleness)})')
+            elif name == 'dropped':
+                late = self.sums['dropped']
+                words.append(f'accepted {self.counts["dropped"] - late:.0f}, dropped {late:.0f}')
+            elif name not in without:
+                words.append(f'{name} {mean:.3f}')
+        return ', '.join(words)

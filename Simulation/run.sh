@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Simulates a cluster on which a scheme trains, in one process.
+#
+#     bash run.sh --scheme=AGN --workers=128
+#     bash run.sh --scheme=AGN --help        all flags, those of the scheme, too
+set -u
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+python=${PYTHON:-$here/../.venv/bin/python}
+[ -n "${PYTHON:-}" ] || [ -x "$python" ] || python=python
+command -v "$python" >/dev/null || {
+  echo "run.sh: there is no $python; make .venv beside the folder, or set PYTHON=" >&2
+  exit 1
+}
+exec "$python" "$here/simulate.py" "$@"

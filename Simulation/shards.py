@@ -1,0 +1,139 @@
+"""Batches to be fed, whoever's turn it is: each worker reads its own shard.
+
+A source has the attributes `batches`, a list of nests of placeholders, what a scheme takes in a
+run; and `placeholders`, a list of these, for which `next(worker)` returns a list of arrays.
+"""
+
+import collections
+
+import numpy as np
+from tfdist import batches, tickets
+from tfdist.quiet import tf
+
+
+class Arrays:
+    """Reads shards of arrays, each shuffled anew in each epoch, as `batches.forever` does."""
+
+    def __init__(self, arrays, batch_size, count, shards, seeds):
+        """Makes the placeholders.
+
+        Args:
+          arrays: list of arrays of one length, such as images and labels.
+          batch_size: int, examples in a batch.
+          count: int, how many batches each run of the graph takes.
+          shards: list of pairs of ints by worker: which shard, and of how many.
+          seeds: list of ints by worker, of the shuffle.
+        """
+        self._arrays, self._shards = [batches.cast(array) for array in arrays], shards
+        self._shape = count, batch_size
+        self.placeholders = [tf.placeholder(array.dtype, self._shape + array.shape[1:])
+                             for array in self._arrays]
+        self.batches = batches.in_pieces(tuple(self.placeholders))
+        self._random = [np.random.RandomState([seed % 2 ** 32, *shard])
+                        for seed, shard in zip(seeds, shards)]
+        self._left = [np.array([], np.int64) for _ in shards]
+
+    def next(self, worker):
+        """Returns arrays [count, batch_size, ...], the worker's next examples."""
+        wanted = self._shape[0] * self._shape[1]
+        if len(self._left[worker]) < wanted:
+            self._left[worker] = np.concatenate([self._left[worker], self._epochs(worker, wanted)])
+        mine, self._left[worker] = np.split(self._left[worker], [wanted])
+        return [array[mine].reshape(self._shape + array.shape[1:]) for array in self._arrays]
+
+    def _epochs(self, worker, wanted):
+        """Returns which examples come in the epochs that bring as many as are wanted."""
+        shard, num_shards = self._shards[worker]
+        mine = np.arange(shard, len(self._arrays[0]), num_shards)
+        if not len(mine):  # more workers than examples: they begin anew
+            mine = np.array([shard % len(self._arrays[0])])
+        orders = self._random[worker].random_sample((-(-wanted // len(mine)), len(mine)))
+        return mine[np.argsort(orders, axis=1)].ravel()
+
+
+class Iterators:
+    """Reads what `train_batches` of a model makes, in the very order of a real run."""
+
+    def __init__(self, make):
+        """Makes the placeholders.
+
+        Args:
+          make: list of functions by worker that return the worker's batches, a list of nests.
+        """
+        with tf.Graph().as_default() as graph:
+            nests = [make_own() for make_own in make]
+            self._fetches = [tf.nest.flatten(nest, expand_composites=True) for nest in nests]
+            begin = tf.tables_initializer()  # these are the iterators
+        self._session = tf.Session(graph=graph, config=tf.ConfigProto(
+            intra_op_parallelism_threads=1, inter_op_parallelism_threads=1))
+        self._session.run(begin)
+        self._next = [self._session.make_callable(fetches) for fetches in self._fetches]
+        self.placeholders = [tf.placeholder(tensor.dtype, tensor.shape)
+                             for tensor in self._fetches[0]]
+        self.batches = tf.nest.pack_sequence_as(nests[0], self.placeholders,
+                                                expand_composites=True)
+
+    def next(self, worker):
+        """Returns arrays, the worker's next batches."""
+        with batches.failures():
+            return self._next[worker]()
+
+
+class Tickets:
+    """Reads what the queue of `tfdist.tickets` gives to whoever is free."""
+
+    def __init__(self, model, batch_size, count, per_ticket, seed):
+        """Makes the queue, in a session of its own, and the placeholders.
+
+        Args:
+          model: `models.Model`, of which `train_batches` reads tickets.
+          batch_size: int, examples in a batch.
+          count: int, how many batches each run of the graph takes.
+          per_ticket: int, batches in a ticket.
+          seed: int, of the order of the examples.
+        """
+        with tf.Graph().as_default() as graph:
+            queue = tickets.Tickets(-(-model.num_examples() // (batch_size * per_ticket)),
+                                    per_ticket, device='')
+            nest, make_ready = model.train_batches(batch_size, count, queue.mine, per_ticket, seed)
+            fetches = tf.nest.flatten(nest, expand_composites=True)
+            begin = tf.global_variables_initializer()
+        session = tf.Session(graph=graph, config=tf.ConfigProto(
+            intra_op_parallelism_threads=1, inter_op_parallelism_threads=1))
+        session.run(begin)
+        self._exchange = session.make_callable(queue.exchange, [queue.mine])
+        self._make_ready = session.make_callable(make_ready, [queue.mine])
+        self._next = session.make_callable(fetches)
+        self._runs = per_ticket // count
+        self._held, self._left = {}, collections.defaultdict(list)
+        self.placeholders = [tf.placeholder(tensor.dtype, tensor.shape) for tensor in fetches]
+        self.batches = tf.nest.pack_sequence_as(nest, self.placeholders, expand_composites=True)
+
+    def begin(self, worker):
+        """Lets a worker begin without a ticket: one that it had is left to whoever."""
+        self._held.pop(worker, None)
+        self._left.pop(worker, None)
+
+    def is_empty(self, worker):
+        """Returns whether a worker has trained on all of its ticket."""
+        return not self._left[worker]
+
+    def take(self, worker):
+        """Takes the worker's next ticket; the one that it has is finished."""
+        self._held[worker] = self._exchange(self._held.get(worker, (-1, -1)))
+        self._make_ready(self._held[worker])
+        self._left[worker] = [self._next() for _ in range(self._runs)]
+
+    def next(self, worker):
+        """Returns arrays, the next batches of the worker's ticket."""
+        return self._left[worker].pop(0)
+
+
+def of_model(model, batch_size, count, shards, seeds):
+    """Returns the source of a model's batches, the fastest that there is; see `Arrays`."""
+    load = getattr(model.train_batches, 'arrays', None)
+    if load:
+        return Arrays(load(), batch_size, count, shards, seeds)
+    return Iterators([
+        lambda shard=shard, seed=seed: model.train_batches(batch_size, count, *shard, seed)
+        for shard, seed in zip(shards, seeds)])

@@ -1,0 +1,116 @@
+"""Simulates a cluster on which a scheme trains: the scheme is the folder's own, time is virtual.
+
+    python simulate.py --scheme=AGN --workers=128
+
+Takes all flags of the folder's worker.py besides its own.
+"""
+
+import resource
+import sys
+import time
+
+from absl import flags
+import description
+import programs
+from tfdist import building, console, evaluation, training_flags
+
+from clock import Clock
+from crew import Crew
+import lives
+from player import Player
+from record import Record
+import shards
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string('scheme', None, 'a folder of the collection, such as AGN, or the path of one')
+flags.DEFINE_string('cluster', 'ethernet', 'a file in JSON that describes the cluster, or the name '
+                    'of one in the folder clusters; the flags go before what it says')
+flags.DEFINE_integer('local_steps', None, 'of all workers together; in place of --train_steps',
+                     lower_bound=1)
+flags.DEFINE_integer('tests', 10, 'how many tests there are on the way', lower_bound=1)
+flags.DEFINE_string('csv', None, 'file for the figures of each test')
+for _name, (_, _otherwise, _help) in description.KEYS.items():
+    (flags.DEFINE_list if isinstance(_otherwise, list) else flags.DEFINE_string)(
+        _name, [] if isinstance(_otherwise, list) else None, _help)
+
+
+class Simulation:
+    """A cluster that trains, whole.
+
+    Attributes:
+      clock, cluster, player, record, life, crew: its parts, see their modules.
+    """
+
+    def __init__(self, name, program, cluster):
+        """Makes all of it, of the flags.
+
+        Args:
+          name: string, who is speaking.
+          program: module, the worker.py of a folder.
+          cluster: `description.Cluster`.
+        """
+        number, scheme = cluster.workers, program.Scheme
+        local_steps = scheme.local_steps(FLAGS)
+        elastic = hasattr(program, 'at_step')  # workers that come and leave, none knows how many
+
+        def make():
+            if hasattr(program.model, 'num_examples'):
+                source = shards.Tickets(program.model, FLAGS.batch_size, local_steps,
+                                        FLAGS.batches_per_ticket, FLAGS.seed)
+            else:
+                source = shards.of_model(
+                    program.model, FLAGS.batch_size, local_steps,
+                    [(0, 1) if elastic else (worker, number) for worker in range(number)],
+                    [FLAGS.seed + 1000 * worker * elastic for worker in range(number)])
+            network = building.Network(program.model, source.batches, 0, scheme.with_tables)
+            return network, source, evaluation.Test(program.model, network.at_variables)
+
+        self.clock, self.cluster = Clock(), cluster
+        self.player = Player(scheme, make, FLAGS, None if elastic else number, FLAGS.seed)
+        kind = lives.kind_of(self.player)
+        train_steps = FLAGS.train_steps
+        if FLAGS.local_steps:
+            train_steps = max(1, round(FLAGS.local_steps / local_steps
+                                       / (number if kind.together else 1)))
+        at_steps = elastic and {
+            what: [(worker, program.at_step(flag, worker, 0)) for worker in range(number)
+                   if program.at_step(flag, worker, 0)]
+            for what, flag in (('come', 'join_at'), ('leave', 'leave_at'))}
+        self.record = Record(name, self.clock, train_steps, FLAGS.batch_size, self.player.test,
+                             FLAGS.tests, lambda step: self.crew.reach(step))
+        delays = [training_flags.straggler_delay(worker) for worker in range(number)]
+        self.life = kind(self.clock, cluster, self.player, self.record, local_steps, delays,
+                         FLAGS.seed)
+        self.crew = Crew(self.clock, cluster, self.life, FLAGS.seed, at_steps)
+
+    def run(self):
+        """Trains, and says what came out; returns the figures of the test."""
+        self.clock.run(self.record.goes_on)
+        if self.record.goes_on():
+            sys.exit(f'Nothing happens after {self.clock.now:.3g} s, at step {self.record.step}: '
+                     f'{self.life.stands()}.')
+        return self.record.done(self.life.travels.shares())
+
+
+def main(_):
+    if not program:
+        sys.exit(f'--scheme= is missing: one of {", ".join(programs.folders())}, or a path.')
+    began = time.time()
+    cluster = description.Cluster(FLAGS.cluster, **{name: FLAGS[name].value
+                                                    for name in description.KEYS})
+    simulation = Simulation(FLAGS.scheme, program, cluster)
+    started = time.time()
+    simulation.run()
+    if FLAGS.csv:
+        simulation.record.write(FLAGS.csv)
+    wall = time.time() - started
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** 10
+    console.say('simulation', f'{simulation.record.local_steps / wall:.0f} local steps/s, '
+                f'{memory:.0f} MB, {started - began:.1f} s to begin, {wall:.1f} s')
+
+
+if __name__ == '__main__':
+    # Before the flags are parsed: the program has its own.
+    scheme = programs.asked_for(sys.argv)
+    program = scheme and programs.load(scheme)
+    console.run(main)
