@@ -40,6 +40,7 @@ class Part:
 
     def __init__(self, session, fetches, may_be_fed=()):
         """Takes a `tf.Session`, a list of tensors or ops, and a list of tensors."""
+        fetches = [session.graph.as_graph_element(fetch) for fetch in fetches]
         may_be_fed = list(collections.OrderedDict((tensor.name, tensor)
                                                   for tensor in may_be_fed).values())
         self.ops, used = _ancestors(fetches, {tensor.name for tensor in may_be_fed})

@@ -11,7 +11,7 @@ import time
 
 from absl import flags
 import description
-import programs
+import schemes
 from tfdist import building, console, evaluation, training_flags
 
 from clock import Clock
@@ -94,7 +94,7 @@ class Simulation:
 
 def main(_):
     if not program:
-        sys.exit(f'--scheme= is missing: one of {", ".join(programs.folders())}, or a path.')
+        sys.exit(f'--scheme= is missing: one of {", ".join(schemes.folders())}, or a path.')
     began = time.time()
     cluster = description.Cluster(FLAGS.cluster, **{name: FLAGS[name].value
                                                     for name in description.KEYS})
@@ -111,6 +111,6 @@ def main(_):
 
 if __name__ == '__main__':
     # Before the flags are parsed: the program has its own.
-    scheme = programs.asked_for(sys.argv)
-    program = scheme and programs.load(scheme)
+    scheme = schemes.asked_for(sys.argv)
+    program = scheme and schemes.load(scheme)
     console.run(main)

@@ -1,0 +1,569 @@
+"""The simulation: exact, repeated to the bit, and what its virtual cluster does is known by hand.
+
+The toy problem: half squares around an optimum m, a worker's own, so that the gradient at x is
+x - m. What a worker does is known from the equations, see `test_seam`.
+"""
+
+import collections
+import gc
+import json
+import re
+import shutil
+import sys
+import types
+
+from absl import flags
+from conftest import load_program, ROOT
+import numpy as np
+import pytest
+from test_seam import AT_ONCE, defaults, flat, is_together, ONE_BY_ONE, RULES, Sgd
+
+sys.path.append(str(ROOT / 'Simulation'))
+
+from clock import Clock, Queue, Signal  # noqa: E402
+from crew import Crew  # noqa: E402
+import description  # noqa: E402
+import links  # noqa: E402
+import lives  # noqa: E402
+from player import Player  # noqa: E402
+from record import Record  # noqa: E402
+import schemes  # noqa: E402
+import shards  # noqa: E402
+from tfdist import problem  # noqa: E402
+from tfdist.quiet import tf  # noqa: E402
+from tfdist.toy import Problem  # noqa: E402
+
+START = [1., [0.5, -1.]]
+
+
+class Optima:
+    """A source of batches: the optimum of each worker, again and again."""
+
+    def __init__(self, ms):
+        self._ms, self.drawn = ms, collections.Counter()
+        self.placeholders = [tf.placeholder(tf.float64, [])]
+
+    def next(self, worker):
+        self.drawn[worker] += 1
+        return [np.float64(self._ms[worker])]
+
+
+class Toy:
+    """A cluster on the toy problem.
+
+    Attributes:
+      clock, player, record, life, crew: its parts.
+      pushed: list of tuples for each push: worker, staleness or whether it was dropped, the global
+        step, and its `player.Round`.
+    """
+
+    def __init__(self, folder, ms, cluster, train_steps=60, seed=1, **changes):
+        program, pushed = load_program(folder), []
+
+        def make():
+            variables = [tf.get_variable(f'x{i}', initializer=tf.constant(value, tf.float64))
+                         for i, value in enumerate(START)]
+            source = Optima(ms)
+
+            def loss_at(values):
+                m = tf.identity(source.placeholders[0])
+                loss = sum(tf.reduce_sum(tf.square(value - m)) / 2 for value in values)
+                return tf.cast(loss, tf.float32), tf.constant(0.)
+
+            return Problem(loss_at, variables), source, None
+
+        hparams = types.SimpleNamespace(**defaults(folder, **changes))
+        self.player = Player(program.Scheme, make, hparams, len(ms), seed)
+        push = self.player.push
+
+        def note(worker, one, *args, **kwargs):
+            figures = push(worker, one, *args, **kwargs)
+            pushed.append((worker, figures.get('staleness', figures.get('dropped')),
+                           figures.get('global_step'), one))
+            return figures
+
+        self.player.push, self.pushed = note, pushed
+        self.clock = Clock()
+        self.record = Record('toy', self.clock, train_steps, 1, self.player.test, 1)
+        self.life = lives.kind_of(self.player)(
+            self.clock, cluster, self.player, self.record, program.Scheme.local_steps(hparams),
+            [0.] * len(ms), seed)
+        self.crew = Crew(self.clock, cluster, self.life, seed)
+
+    def run(self):
+        self.clock.run(self.record.goes_on)
+        return self
+
+
+@pytest.fixture
+def toy():
+    """A function that makes a `Toy` and runs it; see there."""
+    made = []
+
+    def make(folder, workers, train_steps=60, seed=1, ms=None, changes=None, **said):
+        cluster = description.Cluster(workers=str(workers), **said)
+        ms = np.random.RandomState(1).randint(4, 12, size=workers) / 4 if ms is None else ms
+        made.append(Toy(folder, ms, cluster, train_steps, seed, **(changes or {})))
+        made[-1].ms = ms
+        return made[-1].run()
+
+    yield make
+    for each in made:
+        each.player.close()
+
+
+# Virtual time.
+
+def test_who_wakes_up_when():
+    clock, said, signal = Clock(), [], None
+
+    def process(name, *waits):
+        for wait in waits:
+            yield wait if isinstance(wait, Signal) else clock.now + wait
+            said.append((name, clock.now))
+
+    signal = Signal(clock)
+    closed = process('dead', 1)
+    clock.start(process('a', 2, 0, 1))
+    clock.start(process('b', 1, 1, signal))
+    clock.start(process('c', 1, signal, 1))
+    clock.start(closed)
+    closed.close()
+    clock.at(5, signal.fire)
+    clock.run(lambda: True)
+    assert said == [('b', 1), ('c', 1), ('a', 2), ('a', 2), ('b', 2), ('a', 3), ('c', 5), ('b', 5),
+                    ('c', 6)]
+
+
+def test_a_queue_serves_one_after_the_other():
+    clock, done = Clock(), []
+    one, two = Queue(clock), Queue(clock, 2)
+
+    def come(seconds):
+        done.append((one.serve(seconds), two.serve(seconds)))
+
+    for time in 0, 1, 1, 10:
+        clock.at(time, lambda: come(2))
+    clock.run(lambda: True)
+    assert done == [(2, 2), (4, 3), (6, 4), (12, 12)] and one.busy == two.busy == 8
+
+
+def test_what_travels_takes_its_time():
+    """1 kB over 8 kbit/s and a ps with 16: who comes second waits for the first."""
+    clock = Clock()
+    star = links.Star(clock, description.Cluster(
+        workers='2', latency='100ms', bandwidth='8kbit', ps_bandwidth='16kbit', update='250ms'))
+    there = {}
+
+    def worker(name, process):
+        yield from process
+        there[name] = clock.now
+
+    for i in range(2):
+        clock.start(worker(('pulled', i), star.to_worker(i, [500, 500])))
+        clock.start(worker(('pushed', i), star.to_ps(i, [1000])))
+    clock.run(lambda: True)
+    assert there == pytest.approx({('pulled', 0): 1.1, ('pulled', 1): 1.1,
+                                   ('pushed', 0): 1.35, ('pushed', 1): 1.6})
+    assert star.shares() == pytest.approx({'into the ps': 1 / 1.6, 'out of the ps': 1 / 1.6,
+                                           'updates': 0.5 / 1.6})
+
+
+def test_what_travels_is_spread_over_the_ps():
+    clock = Clock()
+    star = links.Star(clock, description.Cluster(ps='2', ps_bandwidth='8kbit', update='1s'))
+    clock.start(star.to_ps(0, [1000, 500, 1000]))
+    clock.run(lambda: True)
+    assert clock.now == pytest.approx(2 + 2000 / 2500)
+
+
+def test_a_ring_costs_what_the_formula_says():
+    ring = links.Ring(Clock(), description.Cluster(workers='4', latency=['5ms', '1ms'],
+                                                   bandwidth='8kbit'))
+    assert ring.sum([1000, 3000]) == pytest.approx(6 * 4000 / 4 / 1000 + 7 * 2 * 0.005)
+    assert links.Ring(Clock(), description.Cluster(workers='1', latency='1s')).sum([1]) == 0
+
+
+# The scheme itself.
+
+TIMES = dict(step=['lognormal:1ms:1'], latency=['1ms'], update='100us')
+
+
+@pytest.mark.parametrize('folder, changes', ONE_BY_ONE)
+def test_one_by_one(toy, folder, changes):
+    """Five workers in the order in which the virtual times bring them: as the equations say."""
+    one = toy(folder, 5, changes=changes, **TIMES)
+    rule = RULES[folder](flat(START), 5, **changes)
+    late = 0
+    # A worker computes when it pulls: after the pushes that it has seen, and before all others.
+    rounds = {}
+    for number, (worker, staleness, step, round_) in enumerate(one.pushed):
+        rounds.setdefault(round_.step, []).append((number, worker))
+    computed = {}
+    for step in range(len(one.pushed) + 1):
+        for number, worker in sorted(rounds.get(step, [])):
+            computed[number] = rule.center, rule.compute(worker, rule.center, one.ms[worker])
+        if step < len(one.pushed):
+            worker, _, counted, round_ = one.pushed[step]
+            assert counted == step + 1
+            late = max(late, step - round_.step)
+            rule.push(worker, *computed.pop(step), step - round_.step)
+    assert flat(one.player.center()) == pytest.approx(rule.center, rel=1e-9, abs=1e-9)
+    assert late >= 3 and len(one.pushed) == 60
+    assert abs(rule.center - flat(START)).min() > 0.01
+
+
+@pytest.mark.parametrize('folder, changes', AT_ONCE)
+def test_all_at_once_with_backups(toy, folder, changes):
+    """Of eight workers six complete a step; who comes later is dropped."""
+    one = toy(folder, 8, train_steps=5, changes=dict(changes, replicas_to_aggregate=6),
+              step=['lognormal:1ms:1'])
+    rule, counted = RULES[folder](flat(START), 8), collections.defaultdict(list)
+    for worker, dropped, _, round_ in one.pushed:
+        assert dropped == (len(counted[round_.step]) == 6)
+        if not dropped:
+            counted[round_.step].append(worker)
+    assert sorted(counted) == [0, 1, 2, 3, 4]
+    for step in range(5):
+        center = rule.center
+        rule.push(None, None, np.mean([rule.compute(worker, center, one.ms[worker])
+                                       for worker in counted[step]], axis=0), None)
+    assert flat(one.player.center()) == pytest.approx(rule.center, rel=1e-9, abs=1e-9)
+    late = sum(dropped for _, dropped, _, _ in one.pushed)
+    assert (one.record.accepted, one.record.dropped) == (30, late) and late >= 3
+
+
+@pytest.mark.parametrize('workers', [1, 4])
+def test_a_ring(toy, workers):
+    one = toy('Ring-AllReduce', workers, train_steps=5, step=['1ms', '3ms'], latency=['1ms'])
+    rule = Sgd(flat(START), workers)
+    for _ in range(5):
+        rule.push(None, None, np.mean([rule.center - m for m in one.ms], axis=0), None)
+    assert flat(one.player.center()) == pytest.approx(rule.center, rel=1e-9, abs=1e-9)
+    assert one.clock.now == pytest.approx(5 * (1e-3 if workers == 1 else 3e-3 + 14e-3))
+
+
+@pytest.mark.parametrize('folder', ['HogWild', 'AGN', 'AEASGD', 'SSP', 'Synchronous-SGD'])
+def test_one_worker_is_the_scheme_stepped_by_hand(toy, folder):
+    one = toy(folder, 1, train_steps=4, ms=[0.5])
+    by_hand = Toy(folder, [0.5], description.Cluster(workers='1'), 1).player
+    by_hand.begin(0)
+    for _ in range(4):
+        by_hand.push(0, by_hand.compute(0))
+        if is_together(by_hand.scheme):
+            by_hand.complete()
+    assert [value.tolist() for value in one.player.center()] == [
+        value.tolist() for value in by_hand.center()]
+    by_hand.close()
+
+
+@pytest.mark.parametrize('folder', ['HogWild', 'AEASGD', 'Local-SGD'])
+def test_a_seed_repeats_a_run_to_the_bit(toy, folder):
+    def run(seed):
+        one = toy(folder, 5, train_steps=20, seed=seed, **TIMES)
+        return ([value.tobytes() for value in one.player.center()], one.clock.now,
+                [(worker, figure) for worker, figure, _, _ in one.pushed])
+
+    assert run(1) == run(1) != run(2)
+
+
+# The kinds of lives.
+
+@pytest.mark.parametrize('workers', [1, 2, 7])
+def test_equal_workers_are_stale_by_all_others(toy, workers):
+    one = toy('HogWild', workers, step=['1ms'])
+    assert [staleness for _, staleness, _, _ in one.pushed[:workers]] == list(range(workers))
+    assert {staleness for _, staleness, _, _ in one.pushed[workers:]} == {workers - 1}
+    assert one.record.staleness == collections.Counter(
+        [staleness for _, staleness, _, _ in one.pushed])
+
+
+def test_faster_workers_push_more(toy):
+    one = toy('HogWild', 4, step=['1ms', '2ms'], train_steps=120)
+    pushes = collections.Counter(worker for worker, _, _, _ in one.pushed)
+    assert pushes == {0: 40, 1: 20, 2: 40, 3: 20}
+    assert one.clock.now == pytest.approx(0.04)
+
+
+@pytest.mark.parametrize('bound', [0, 1, 3])
+def test_a_gate_holds_who_is_too_far_ahead(toy, bound):
+    """One worker is five times as slow: the others are ahead by the bound, and never by more."""
+    one = toy('SSP', 4, train_steps=100, step=['1ms', '1ms', '1ms', '5ms'],
+              changes=dict(staleness_bound=bound))
+    clocks, ahead = collections.Counter(), 0
+    for worker, _, _, _ in one.pushed:
+        clocks[worker] += 1
+        ahead = max(ahead, clocks[worker] - min(clocks[i] for i in range(4)))
+    assert ahead == bound + 1  # it has completed one that it was allowed to begin
+    assert one.record.seconds['waits'] > 0.1 * one.clock.now
+
+
+def test_a_gate_forgets_the_dead(toy):
+    """Who died holds the others until it is known to be dead; who leaves, nobody."""
+    def ends(**said):
+        changes = dict(staleness_bound=1, dead_after_secs=0.5)
+        return toy('SSP', 3, train_steps=30, step=['10ms'], changes=changes, **said).clock.now
+
+    assert ends() == pytest.approx(0.1)
+    assert ends(leave=['0:25ms']) == pytest.approx(0.15, abs=0.02)
+    assert ends(die=['0:25ms']) == pytest.approx(0.525 + 0.1, abs=0.03)
+
+
+def test_who_dies_between_pull_and_push_leaves_nothing(toy):
+    def workers_of(one):
+        """Returns who pushed, in order; the center is made of these pushes and nothing else."""
+        rule = Sgd(flat(START), 2)
+        computed = [rule.compute(worker, rule.center, one.ms[worker]) for worker in range(2)]
+        for worker, *_ in one.pushed:
+            rule.push(worker, None, computed[worker], None)
+            computed[worker] = rule.compute(worker, rule.center, one.ms[worker])
+        assert flat(one.player.center()) == pytest.approx(rule.center, rel=1e-9)
+        return [worker for worker, *_ in one.pushed]
+
+    said = dict(train_steps=9, step=['1ms', '1.5ms'])
+    assert workers_of(toy('HogWild', 2, **said)) == [0, 1, 0, 1, 0, 0, 1, 0, 1]
+    one = toy('HogWild', 2, die=['1:4.2ms'], **said)
+    assert workers_of(one) == [0, 1, 0, 1, 0, 0, 0, 0, 0]
+    assert list(one.crew.there) == [0] and one.record.local_steps == 9
+
+
+def test_a_worker_comes_back_as_a_new_one(toy):
+    """Its replica begins at the center as it is then, as that of its program does."""
+    one = toy('AEASGD', 2, train_steps=100, step=['0.5ms'], die=['1:20.5ms'], come=['1:50.5ms'])
+    workers = [worker for worker, *_ in one.pushed]  # each takes 1 ms for its two local steps
+    assert set(workers[40:70]) == {0} and set(workers[70:]) == {0, 1}
+    rule = RULES['AEASGD'](flat(START), 2)
+    computed = [rule.compute(worker, rule.center, one.ms[worker]) for worker in range(2)]
+    for number, worker in enumerate(workers):
+        if number == 70:
+            rule.own[1] = rule.center, 0
+            computed[1] = rule.compute(1, rule.center, one.ms[1])
+        rule.push(worker, None, computed[worker], None)
+        computed[worker] = rule.compute(worker, rule.center, one.ms[worker])
+    assert flat(one.player.center()) == pytest.approx(rule.center, rel=1e-9)
+
+
+def test_workers_die_and_come_back_at_random(toy):
+    one = toy('HogWild', 6, train_steps=3000, step=['1ms'], die_every='lognormal:50ms:1',
+              back_after='20ms')
+    rate = one.record.rate()
+    assert 2500 < rate < 5500, rate  # 6,000 if nobody died; each is there 50 of 70 ms
+
+
+def test_nobody_is_left(toy):
+    one = toy('HogWild', 2, train_steps=1000, die=['0:5ms', '1:7ms'])
+    assert one.record.goes_on() and one.life.stands() == 'no worker is left'
+    one = toy('Synchronous-SGD', 3, train_steps=1000, die=['0:5ms'])
+    assert one.life.stands() == '2 workers have pushed in this step, which takes 3'
+    with pytest.raises(SystemExit, match='^Worker 2 is lost at 0.005 s: a ring cannot go on'):
+        toy('Ring-AllReduce', 3, train_steps=1000, die=['2:5ms'])
+
+
+def test_a_barrier_goes_on_with_who_comes_back(toy):
+    """It has pushed in this step in its earlier life: that counts, and not again."""
+    one = toy('Synchronous-SGD', 3, train_steps=20, step=['1ms', '1ms', '4ms'],
+              die=['0:10ms'], come=['0:10.5ms'])
+    assert one.record.step == 20
+    counted = collections.Counter(round_.step for _, dropped, _, round_ in one.pushed
+                                  if not dropped)
+    assert set(counted.values()) == {3}
+
+
+def test_memory_is_the_same_after_any_number_of_steps(toy):
+    """Nothing is kept of a round that is over."""
+    def objects(train_steps):
+        one = toy('AEASGD', 4, train_steps=train_steps, **TIMES)
+        one.pushed.clear()
+        gc.collect()
+        return len(gc.get_objects())
+
+    first, second, third = objects(20), objects(20), objects(420)
+    assert (third - second) - (second - first) < 400
+
+
+# Batches.
+
+def test_each_worker_reads_its_own_shard():
+    """All examples of it, once in each epoch, in an order of its own."""
+    arrays = [np.arange(20).reshape(20, 1).astype(float), np.arange(20)]
+    with tf.Graph().as_default():
+        def read(seed):
+            source = shards.Arrays(arrays, 2, 5, [(0, 2), (1, 2)], [seed] * 2)
+            return [[source.next(worker) for _ in range(3)] for worker in range(2)]
+
+        runs = read(1)
+        for worker, own in enumerate(runs):
+            for points, classes in own:
+                assert points.shape == (5, 2, 1) and points.dtype == np.float32
+                assert sorted(classes.ravel()) == list(range(worker, 20, 2))
+                assert (points[..., 0] == classes).all()
+            assert len({tuple(classes.ravel()) for _, classes in own}) == 3
+        again, other = read(1), read(2)
+        assert str(runs) == str(again) != str(other)
+
+
+def test_more_workers_than_examples():
+    with tf.Graph().as_default():
+        source = shards.Arrays([np.arange(3)], 2, 2, [(i, 5) for i in range(5)], [1] * 5)
+        read = [set(source.next(worker)[0].ravel()) for worker in range(5)]
+    assert read == [{0}, {1}, {2}, {0}, {1}]
+
+
+def test_a_model_with_its_own_batches_reads_them_in_the_order_of_a_run():
+    program = load_program('HogWild')
+
+    def train_batches(*args):
+        return problem.train_batches(*args)
+
+    flags.FLAGS.mark_as_parsed()
+    model = types.SimpleNamespace(train_batches=train_batches)
+    with tf.Graph().as_default():
+        source = shards.of_model(model, 4, 3, [(0, 2), (1, 2)], [7, 7])
+        assert isinstance(source, shards.Iterators)
+        mine = [source.next(1) for _ in range(2)]
+    with tf.Graph().as_default(), tf.Session() as session:
+        own = tf.nest.flatten(program.model.train_batches(4, 3, 1, 2, 7))
+        session.run(tf.tables_initializer())
+        for values in mine:
+            for value, same in zip(values, session.run(own)):
+                assert (value == same).all()
+
+
+# The description.
+
+def test_a_description():
+    path = description.PRESETS / 'ethernet.json'
+    said = json.loads(path.read_text(encoding='utf-8'))
+    cluster = description.Cluster('ethernet', workers='12', step=['2ms', '4ms'], latency=[])
+    assert cluster.workers == 12 and cluster.bandwidth == [1.25e9]
+    assert cluster.latency == [description.seconds(said['latency'])]
+    assert [cluster.of('step', worker).draw(None, 3) for worker in range(3)] == pytest.approx(
+        [0.006, 0.012, 0.006])
+
+
+@pytest.mark.parametrize('preset', sorted(path.stem for path in description.PRESETS.glob('*')))
+def test_presets_are_whole(preset):
+    assert description.Cluster(preset).about
+
+
+def test_times_have_the_means_that_they_say(tmp_path):
+    random = np.random.RandomState(1)
+    (tmp_path / 'trace').write_text('1ms\n3ms\n', encoding='utf-8')
+    for text, mean in [('2ms', 2), ('lognormal:2ms:0.5', 2), ('pareto:1ms:3', 1.5), ('trace:trace',
+                                                                                     2)]:
+        times = description.Times(text, tmp_path)
+        assert times.draw(random, 100000) / 100 == pytest.approx(mean, rel=0.02), text
+
+
+@pytest.mark.parametrize('said, complaint', [
+    (dict(workers='0'), '--workers: 0 is no number from 1 to 65536.'),
+    (dict(workers='many'), '--workers: many is no number from 1 to 65536.'),
+    (dict(step=['-1ms']), '--step: -1 is no number of at least 0.'),
+    (dict(step=['1h']), '--step: 1h is no time, such as 2ms.'),
+    (dict(step=['normal:1:2']), '--step: there is no distribution normal; there are constant, '
+     'lognormal, pareto and trace.'),
+    (dict(step=['pareto:1ms']), '--step: pareto takes 2 numbers, not 1.'),
+    (dict(step=['pareto:1ms:0']), '--step: 0 is no number above 0.'),
+    (dict(step=['trace:none']), '--step: none cannot be read (No such file or directory).'),
+    (dict(bandwidth=['0']), '--bandwidth: 0 is no number above 0.'),
+    (dict(bandwidth=['fast']), '--bandwidth: fast is no bandwidth, such as 10Gbit, or bytes in a '
+     'second.'),
+    (dict(latency=['nan']), '--latency: nan is no time, such as 2ms.'),
+    (dict(die=['3']), '--die: 3 is not of the form worker:time, such as 3:10s.'),
+    (dict(die=['8:1s']), '--die: there is no worker 8; there are 8, from 0.'),
+    (dict(back_after='1s'), '--back_after: without --die_every nobody dies so.'),
+    (dict(file='nowhere'), '--cluster=nowhere: there are '),
+    (dict(file='no/where.json'), '--cluster=no/where.json: it cannot be read (No such file or '
+     'directory).'),
+])
+def test_what_is_wrong_in_a_description(said, complaint):
+    with pytest.raises(SystemExit, match='^' + re.escape(complaint)):
+        description.Cluster(**said)
+
+
+@pytest.mark.parametrize('text, complaint', [
+    ('{"worker": 3}', 'what is "worker"? There are about, workers, '),
+    ('{"workers": -3}', 'workers: -3 is no number from 1 to 65536.'),
+    ('{"step": []}', 'step: it is empty.'),
+    ('{"step": 3', 'it is no JSON ('),
+    ('[3]', 'it has to be an object, {"workers": 8, ...}.'),
+])
+def test_what_is_wrong_in_a_file(tmp_path, text, complaint):
+    path = tmp_path / 'mine.json'
+    path.write_text(text, encoding='utf-8')
+    with pytest.raises(SystemExit) as raised:
+        description.Cluster(str(path))
+    assert complaint in str(raised.value) and str(path) in str(raised.value)
+    assert '\n' not in str(raised.value)
+
+
+# The program.
+
+@pytest.fixture
+def simulate(programs):
+    """A function that runs the program; returns its status, and what it says on both streams."""
+    def run(*arguments):
+        run = programs.start([sys.executable, ROOT / 'Simulation' / 'simulate.py', *arguments])
+        return run.wait(), run.out, run.err
+
+    return run
+
+
+def test_the_program(simulate, tmp_path):
+    """Two runs say the same, and write the same, but for the time that they took."""
+    runs = []
+    for name in 'first', 'second':
+        path = tmp_path / name
+        status, out, err = simulate('--scheme=AGN', '--workers=4', '--train_steps=200',
+                                    '--learning_rate=0.1', '--tests=2', f'--csv={path}')
+        assert status == 0 and not err
+        runs.append((out[:-1], path.read_text(encoding='utf-8')))
+    assert runs[0] == runs[1]
+    out, curve = runs[0]
+    assert len(out) == 5 and out[0] == 'AGN: starts at step 0 of 200'
+    assert re.fullmatch(r'AGN: step 100 of 200, loss \d\.\d+, accuracy 0\.\d+, staleness \d\.\d '
+                        r'\(max \d\), test accuracy 0\.\d+, \d+ steps/s, 0\.\d+ s', out[1])
+    assert float(re.match(r'AGN: test accuracy (\S+) after 200 steps', out[4])[1]) > 0.9
+    assert [row.split(',')[:2] for row in curve.splitlines()] == [
+        ['step', 'examples'], ['100', '32000'], ['200', '64000']]
+
+
+@pytest.mark.parametrize('arguments, complaint', [
+    ([], '--scheme= is missing: one of AEAMSGD, '),
+    (['--scheme=Nobody'], '--scheme=Nobody: there is no such folder. There are AEAMSGD, '),
+    (['--scheme=In-Graph-Replication'], '--scheme=In-Graph-Replication: it has no worker.py '),
+    (['--scheme=AGN', '--workers=-3'], '--workers: -3 is no number '),
+    (['--scheme=HogWild', '--die=0:1ms', '--workers=1'], 'Nothing happens after 0.00'),
+])
+def test_complaints_of_the_program(simulate, arguments, complaint):
+    status, _, err = simulate(*arguments)
+    assert status == 1 and len(err) == 1 and err[0].startswith(complaint), err
+
+
+def test_all_folders_with_workers_are_found():
+    assert schemes.folders() == sorted(RULES)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize('scheme', [
+    name for name in RULES if name not in ('AGN', 'Distributed-MNIST')])  # this one has records
+def test_each_folder(simulate, scheme):
+    """With its own model and its own flags."""
+    status, out, err = simulate(f'--scheme={scheme}', '--workers=3', '--local_steps=2400',
+                                '--tests=1')
+    assert status == 0 and not err
+    assert float(re.search(r'test accuracy (\S+)', out[-2])[1]) > 0.5, out
+
+
+@pytest.mark.thorough
+def test_a_user_s_own_folder(simulate, tmp_path):
+    """Also with modules of the names that the simulation uses itself."""
+    shutil.copytree(str(ROOT / 'HogWild'), str(tmp_path / 'Mine'))
+    (tmp_path / 'Mine' / 'clock.py').write_text('NAME = 3\n', encoding='utf-8')
+    model = tmp_path / 'Mine' / 'model.py'
+    model.write_text(model.read_text(encoding='utf-8') + '\nimport clock\nassert clock.NAME == 3\n',
+                     encoding='utf-8')
+    status, out, err = simulate(f'--scheme={tmp_path / "Mine"}', '--workers=3',
+                                '--train_steps=300', '--tests=1')
+    assert status == 0 and not err and 'Mine: did 300 local steps' in out[2]
+
