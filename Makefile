@@ -1,5 +1,6 @@
 # make HogWild       run an example: any folder with a model.py; ARGS="--train_steps=500" passes flags
 # make compare       run all of them on the same problem: table, pictures; ARGS=--quick: in 3 minutes
+# make simulate      simulate many workers: ARGS="--scheme=AGN --workers=128"
 # make tensorboard   look at these runs side by side; LOGDIR= names another directory
 # make notebooks     open the notebooks of Basics-Tutorial in Jupyter
 # make test          run the tests, in minutes; ARGS="-k hogwild" passes arguments to pytest
@@ -28,7 +29,7 @@ python := $(abspath $(VENV))/bin/python
 examples := $(patsubst %/model.py,%,$(wildcard */model.py))
 LOGDIR ?= $(firstword $(wildcard Comparison/mine/tensorboard Comparison/quick/tensorboard))
 
-.PHONY: help $(examples) compare tensorboard notebooks test test-all test-both soak bench clean
+.PHONY: help $(examples) compare simulate tensorboard notebooks test test-all test-both soak bench clean
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
@@ -37,6 +38,9 @@ $(examples): $(VENV)/installed
 
 compare: $(VENV)/installed
 	@PYTHON=$(python) bash Comparison/run.sh $(ARGS)
+
+simulate: $(VENV)/installed
+	@PYTHON=$(python) bash Simulation/run.sh $(ARGS)
 
 tensorboard: $(VENV)/installed
 	@if [ -z "$(LOGDIR)" ]; then echo 'Nothing to show yet: make compare ARGS=--quick' >&2; exit 1; fi

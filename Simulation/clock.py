@@ -69,18 +69,18 @@ class Signal:
 
 
 class Queue:
-    """Serves who comes, one after the other: a link, a processor, or several of these.
-
-    Attributes:
-      busy: float, seconds of service so far, of all servers.
-    """
+    """Serves who comes, one after the other: a link, a processor, or several of these."""
 
     def __init__(self, clock, servers=1):
-        self._clock, self._free_at, self.busy = clock, [0.] * servers, 0.
+        self._clock, self._free_at, self._promised = clock, [0.] * servers, 0.
 
     def serve(self, seconds):
         """Returns when one that comes now, and is served for so long, is done."""
         end = max(self._clock.now, self._free_at[0]) + seconds
         heapq.heapreplace(self._free_at, end)
-        self.busy += seconds
+        self._promised += seconds
         return end
+
+    def busy(self):
+        """Returns how many seconds it has served until now, a float, of all servers."""
+        return self._promised - sum(max(0., end - self._clock.now) for end in self._free_at)

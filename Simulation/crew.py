@@ -1,4 +1,6 @@
-"""Who takes part: workers come, leave, die and come back, as the description of the cluster says."""
+"""Who takes part: workers come, leave, die and come back, as the cluster's description says."""
+
+import functools
 
 import numpy as np
 
@@ -25,7 +27,7 @@ class Crew:
         self._at_steps = at_steps or {'come': [], 'leave': []}
         for what in 'come', 'leave', 'die':
             for worker, time in getattr(cluster, what):
-                clock.at(time, lambda do=getattr(self, what), worker=worker: do(worker))
+                clock.at(time, functools.partial(getattr(self, what), worker))
         later = {worker for worker, _ in self._first_of(cluster) + self._at_steps['come']}
         for worker in range(cluster.workers):
             if worker not in later:
@@ -33,8 +35,7 @@ class Crew:
 
     @staticmethod
     def _first_of(cluster):
-        """Returns those of the workers that come before they leave or die: late for the first time.
-        """
+        """Returns pairs of those who are not there from the beginning, and when they come."""
         firsts = {}
         for what in 'come', 'leave', 'die':
             for worker, time in getattr(cluster, what):

@@ -27,8 +27,12 @@ class Times:
     """
 
     def __init__(self, text, directory='.'):
-        """Takes, for example, '2ms', 'lognormal:2ms:0.5' (mean, sigma), 'pareto:1ms:1.5' (least,
-        tail index) or 'trace:FILE' (seconds, one in a line; each draw is one of them).
+        """Reads what was said.
+
+        Args:
+          text: string, such as '2ms', 'lognormal:2ms:0.5' (mean, sigma), 'pareto:1ms:1.5' (least,
+            tail index) or 'trace:FILE' (a time in each line; each draw is one of them).
+          directory: string or path, where the file is.
 
         Raises:
           ValueError: saying what is wrong.

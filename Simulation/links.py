@@ -57,7 +57,7 @@ class Star:
     def shares(self):
         """Returns a dict: for what share of the time so far the ps have worked, by what."""
         time = self._clock.now * self._cluster.ps or 1
-        return {name: sum(queue.busy for queue in queues) / time for name, queues in
+        return {name: sum(queue.busy() for queue in queues) / time for name, queues in
                 (('into the ps', self.into), ('out of the ps', self.out),
                  ('updates', self.updates))}
 

@@ -76,8 +76,7 @@ def _ancestors(fetches, fed):
 
 
 class _Own:
-    """What each worker keeps: of the last that had it, in the variables, and of others beside them.
-    """
+    """What each worker keeps: that of one is in the variables, that of all others beside them."""
 
     def __init__(self, variables):
         """Makes the ops on the `own` variables of a scheme, a list."""
@@ -101,8 +100,7 @@ class _Own:
             self._kept[self._whose] = self._take({})
 
     def turn(self, worker, part):
-        """Brings what a worker keeps into the variables, if a `Part` reads them or writes to them.
-        """
+        """Brings what a worker keeps into the variables, if a `Part` has to do with them."""
         if self._whose != worker and self._handles & part.ops:
             self._put_away()
             values = self._kept.pop(worker)

@@ -145,7 +145,8 @@ def test_a_queue_serves_one_after_the_other():
     for time in 0, 1, 1, 10:
         clock.at(time, lambda: come(2))
     clock.run(lambda: True)
-    assert done == [(2, 2), (4, 3), (6, 4), (12, 12)] and one.busy == two.busy == 8
+    assert done == [(2, 2), (4, 3), (6, 4), (12, 12)]
+    assert clock.now == 10 and one.busy() == two.busy() == 6, 'of 8, two are to come'
 
 
 def test_what_travels_takes_its_time():
@@ -197,7 +198,7 @@ def test_one_by_one(toy, folder, changes):
     late = 0
     # A worker computes when it pulls: after the pushes that it has seen, and before all others.
     rounds = {}
-    for number, (worker, staleness, step, round_) in enumerate(one.pushed):
+    for number, (worker, _, _, round_) in enumerate(one.pushed):
         rounds.setdefault(round_.step, []).append((number, worker))
     computed = {}
     for step in range(len(one.pushed) + 1):

@@ -63,8 +63,8 @@ def of_arrays(load):
         labels, images, labels.
 
     Returns:
-      The two functions. Their batches are pairs of tensors, see `tensors`. The first one's attribute
-      `arrays` is a function that returns what it reads, for who feeds batches.
+      The two functions. Their batches are pairs of tensors, see `tensors`. The attribute `arrays`
+      of the first is a function that returns what it reads, for who feeds batches.
     """
     def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
         return forever(load()[:2], batch_size, count, shard, num_shards, seed)
