@@ -124,24 +124,20 @@ def _each(parse):
     return lambda values: [parse(value) for value in values]
 
 
-# What can be said: how it is read, what holds if nobody says it, and the words of the flag.
+# What can be said: how it is read, and what holds if nobody says it. The flags say what it means.
 KEYS = {
-    'workers': (count, '8', 'how many there are'),
-    'ps': (count, '1', 'parameter servers'),
-    'step': (_each(Times), ['1ms'], 'time of a local step: 2ms, lognormal:MEAN:SIGMA, '
-             'pareto:LEAST:INDEX or trace:FILE; several by commas: the workers have them in turn'),
-    'latency': (_each(seconds), ['0s'], 'of a message between a worker and a ps, one way, or '
-                'between two workers; several: in turn'),
-    'bandwidth': (_each(bandwidth), ['inf'], "of a worker's link in each direction; several: in "
-                  'turn'),
-    'ps_bandwidth': (bandwidth, 'inf', 'of the link of a ps in each direction, which all share'),
-    'update': (seconds, '0s', 'that the ps take for an update of the whole center'),
-    'come': (moments, [], 'worker:time[,...], when it comes, or comes back; others are there from '
-             'the beginning'),
-    'leave': (moments, [], 'worker:time[,...], when it leaves, after its round'),
-    'die': (moments, [], 'worker:time[,...], when it dies, whatever it does'),
-    'die_every': (Times, None, 'time after which a worker dies, again and again'),
-    'back_after': (Times, None, 'time after which a worker that died so is back'),
+    'workers': (count, '8'),
+    'ps': (count, '1'),
+    'step': (_each(Times), ['1ms']),
+    'latency': (_each(seconds), ['0s']),
+    'bandwidth': (_each(bandwidth), ['inf']),
+    'ps_bandwidth': (bandwidth, 'inf'),
+    'update': (seconds, '0s'),
+    'come': (moments, []),
+    'leave': (moments, []),
+    'die': (moments, []),
+    'die_every': (Times, None),
+    'back_after': (Times, None),
 }
 PRESETS = pathlib.Path(__file__).resolve().parent / 'clusters'
 
@@ -169,15 +165,15 @@ class Cluster:
         for name in values:
             if name not in KEYS:
                 sys.exit(f'{where}: what is "{name}"? There are {", ".join(["about", *KEYS])}.')
-        for name, (parse, otherwise, _) in KEYS.items():
-            value, source = values.get(name, otherwise), f'{where}, {name}'
+        for name, (parse, otherwise) in KEYS.items():
+            value, source, place = values.get(name, otherwise), f'{where}, {name}', directory
             if said.get(name) not in (None, []):
-                value, source, directory = said[name], f'--{name}', pathlib.Path()
+                value, source, place = said[name], f'--{name}', '.'
             if isinstance(otherwise, list) and not isinstance(value, list):
                 value = [value]
             try:
                 if name == 'step':
-                    value = [Times(text, directory) for text in value]
+                    value = [Times(text, place) for text in value]
                 elif value is not None:
                     value = parse(value)
             except ValueError as error:

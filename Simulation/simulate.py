@@ -29,9 +29,21 @@ flags.DEFINE_integer('local_steps', None, 'of all workers together; in place of 
                      lower_bound=1)
 flags.DEFINE_integer('tests', 10, 'how many tests there are on the way', lower_bound=1)
 flags.DEFINE_string('csv', None, 'file for the figures of each test')
-for _name, (_, _otherwise, _help) in description.KEYS.items():
-    (flags.DEFINE_list if isinstance(_otherwise, list) else flags.DEFINE_string)(
-        _name, [] if isinstance(_otherwise, list) else None, _help)
+# The cluster; what these are read as, and by default, is in description.py.
+flags.DEFINE_string('workers', None, 'how many there are')
+flags.DEFINE_string('ps', None, 'how many parameter servers there are')
+flags.DEFINE_list('step', [], 'time of a local step: 2ms, lognormal:MEAN:SIGMA, pareto:LEAST:INDEX '
+                  'or trace:FILE; several by commas: the workers have them in turn')
+flags.DEFINE_list('latency', [], 'of a message, one way, such as 50us; several: in turn')
+flags.DEFINE_list('bandwidth', [], "of a worker's link in each direction, such as 10Gbit; several: "
+                  'in turn')
+flags.DEFINE_string('ps_bandwidth', None, 'of the link of a ps in each direction, which all share')
+flags.DEFINE_string('update', None, 'time that the ps take for an update of the whole center')
+flags.DEFINE_list('come', [], 'worker:time[,...], when it comes, or comes back')
+flags.DEFINE_list('leave', [], 'worker:time[,...], when it leaves, after its round')
+flags.DEFINE_list('die', [], 'worker:time[,...], when it dies, whatever it does')
+flags.DEFINE_string('die_every', None, 'time after which a worker dies, again and again')
+flags.DEFINE_string('back_after', None, 'time after which a worker that died so is back')
 
 
 class Simulation:
