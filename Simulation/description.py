@@ -129,6 +129,9 @@ KEYS = {
     'workers': (count, '8'),
     'ps': (count, '1'),
     'step': (_each(Times), ['1ms']),
+    'cores': (count, None),
+    'exchange': (seconds, '0s'),
+    'exchange_work': (seconds, '0s'),
     'latency': (_each(seconds), ['0s']),
     'bandwidth': (_each(bandwidth), ['inf']),
     'ps_bandwidth': (bandwidth, 'inf'),
@@ -190,6 +193,8 @@ class Cluster:
                 if worker >= self.workers:
                     sys.exit(f'--{name}: there is no worker {worker}; there are {self.workers}, '
                              'from 0.')
+        if self.exchange_work and not self.cores:
+            sys.exit('--exchange_work: without --cores nobody shares processors.')
         if self.back_after and not self.die_every:
             sys.exit('--back_after: without --die_every nobody dies so.')
 

@@ -75,12 +75,17 @@ class Ring:
         self._latency = max(cluster.of('latency', worker) for worker in workers)
         self._slowest = min(cluster.of('bandwidth', worker) for worker in workers)
 
-    def sum(self, sizes):
-        """Returns when a sum of what has so many bytes, which begins now, is there."""
+    def sum(self, sizes, hop=0.):
+        """Returns when a sum of what has so many bytes, which begins now, is there.
+
+        Args:
+          sizes: list of ints, bytes.
+          hop: float, seconds of a hop beyond what travels.
+        """
         hops = 2 * (self._workers - 1)
         if not hops:
             return self._clock.now
-        return (self._clock.now + hops * sum(sizes) / self._workers / self._slowest
+        return (self._clock.now + hops * (hop + sum(sizes) / self._workers / self._slowest)
                 + (hops + 1) * 2 * self._latency)
 
     def shares(self):

@@ -10,6 +10,7 @@ import sys
 from clock import Signal
 import links
 import numpy as np
+from processors import Processors
 
 
 def kind_of(player):
@@ -29,6 +30,7 @@ class Life:
     Attributes:
       together: bool, whether all workers make each update together.
       travels: `links.Star`, or `links.Ring`.
+      processors: `processors.Processors`.
       step: int, the global step.
     """
 
@@ -52,6 +54,7 @@ class Life:
                         for worker in range(cluster.workers)]
         self._leaving, self.step = set(), 0
         self.travels = self.network(clock, cluster)
+        self.processors = Processors(clock, cluster)
 
     def of(self, worker):
         """A worker from when it comes to when it leaves, a process."""
@@ -78,6 +81,7 @@ class Life:
 
     def _pull(self, worker):
         """Asks the ps and brings what they answer, a process; returns the `player.Round`."""
+        yield self.processors.exchange()
         yield self.travels.latency(worker)
         # What is pulled now is all that is needed to compute.
         one = self._player.compute(worker)
@@ -87,11 +91,12 @@ class Life:
     def _compute(self, worker):
         """Ends when the local steps of a round are made, a process."""
         draw = self._cluster.of('step', worker).draw
-        yield (self._clock.now + draw(self._random[worker], self._local_steps)
-               + self._delays[worker] * self._local_steps)
+        yield self.processors.compute(draw(self._random[worker], self._local_steps))
+        yield self._clock.now + self._delays[worker] * self._local_steps
 
     def _push(self, worker, one):
         """Pushes a round, and waits for the answer of the ps, a process."""
+        yield self.processors.exchange()
         yield from self.travels.to_ps(worker, one.push_bytes)
         self._arrive(worker, one)
         yield self.travels.latency(worker)
@@ -212,7 +217,8 @@ class InARing(Life):
         self._sums = ([mine + sum_ for mine, sum_ in zip(one.pushed, self._sums)]
                       if self._sums else one.pushed)
         if self._there == self._cluster.workers:
-            self._clock.at(self.travels.sum(one.push_bytes), lambda: self._step(one))
+            hop = self.processors.hop(self._cluster.workers)
+            self._clock.at(self.travels.sum(one.push_bytes, hop), lambda: self._step(one))
 
     def _step(self, one):
         """Makes the step of all, with the sums."""

@@ -1,4 +1,4 @@
-"""What comes out of a simulation: lines, a curve in CSV, totals; time is the virtual one."""
+"""What comes out of a simulation: lines, a curve, totals; time is the virtual one."""
 
 import collections
 import csv
@@ -6,8 +6,11 @@ import math
 
 import numpy as np
 from tfdist import console
+import tqdm
 
 _PHASES = 'computes', 'pulls', 'pushes', 'waits'
+_QUANTILES = .5, .9, .99
+_BAR = '{desc}: {percentage:3.0f}%|{bar}| step {n_fmt} of {total_fmt}, {remaining} left'
 
 
 class Record:
@@ -18,19 +21,25 @@ class Record:
       local_steps: int, of all workers.
       diverged: bool, whether a loss was not finite.
       curve: list of dicts, a row for each test; see `write`.
+      reached_target: the first row of the curve with the wanted test accuracy, or None.
+      seconds: `collections.Counter` by phase, of all workers together.
     """
 
-    def __init__(self, name, clock, train_steps, batch_size, test, tests, reached=None):
+    def __init__(self, name, clock, train_steps, batch_size, test, tests, reached=None,
+                 target=0.95, timeline=None, board=None):
         """Says that training starts.
 
         Args:
-          name: string, who is speaking.
+          name: string, who is speaking; None: nobody does.
           clock: `clock.Clock`.
           train_steps: int, at which global step it ends.
           batch_size: int, examples in a local step.
           test: function that returns figures of the test, a dict of floats by name.
           tests: int, how many tests there are on the way.
           reached: function to call with each global step, or None.
+          target: float, the test accuracy of which the time is told.
+          timeline: `timeline.Timeline`, or None.
+          board: `board.Board`, or None.
         """
         self._name, self._clock, self._train_steps, self._test = name, clock, train_steps, test
         self._batch_size, self._reached = batch_size, reached
@@ -38,12 +47,22 @@ class Record:
         self._test_at = [math.ceil(train_steps * i / tests) for i in range(1, tests + 1)]
         self._line, self._whole = _Figures(), _Figures()
         self.seconds = collections.Counter()  # of all workers, by phase
-        console.say(name, f'starts at step 0 of {train_steps}')
+        self.reached_target = None
+        self._target, self._timeline, self._board = target, timeline, board
+        self._bar = tqdm.tqdm(desc=name, total=train_steps, bar_format=_BAR, leave=False,
+                              disable=None if name else True)  # None: on a terminal only
+        self._say(f'starts at step 0 of {train_steps}')
+
+    def _say(self, words):
+        if self._name:
+            self._bar.clear()
+            console.say(self._name, words)
 
     def phase(self, worker, what, began, ended):
         """Takes note that a worker did one of the _PHASES from one time to another."""
-        del worker
         self.seconds[what] += ended - began
+        if self._timeline:
+            self._timeline.add(worker, what, began, ended)
 
     def add(self, figures, local_steps):
         """Takes the figures of a round, a dict of numbers or arrays, and how long it was."""
@@ -51,11 +70,12 @@ class Record:
         self._line.add(figures)
         if not math.isfinite(figures['loss']) and not self.diverged:
             self.diverged = True
-            console.say(self._name, f'the loss is {figures["loss"]} at step {self.step}: training '
+            self._say(f'the loss is {figures["loss"]} at step {self.step}: training '
                         'diverged')
 
     def reach(self, step):
         """Takes note of an update of the center; tests if it is time to."""
+        self._bar.update(step - self.step)
         self.step = step
         if self._test_at and step >= self._test_at[0]:
             while self._test_at and step >= self._test_at[0]:
@@ -79,9 +99,13 @@ class Record:
         self.curve.append(dict(
             {'step': self.step, 'examples': self.local_steps * self._batch_size,
              'seconds': self._clock.now}, **means, **figures))
+        if not self.reached_target and figures.get('test_accuracy', 0) >= self._target:
+            self.reached_target = self.curve[-1]
+        if self._board:
+            self._board.add(self.curve[-1], self.rate())
         said = [self._line.words(), *(f'{name.replace("_", " ")} {value:.3f}' for name, value in
                                       figures.items() if name != 'test_loss'), self._rate()]
-        console.say(self._name, f'step {self.step} of {self._train_steps}, {", ".join(said)}, '
+        self._say(f'step {self.step} of {self._train_steps}, {", ".join(said)}, '
                     f'{self._clock.now:.4g} s')
         self._whole.merge(self._line)
         self._line = _Figures()
@@ -101,26 +125,46 @@ class Record:
         """
         if not self.curve or self.curve[-1]['step'] != self.step:
             self._say_line()
+        self._bar.close()
         self._whole.merge(self._line)
         alive = sum(self.seconds.values()) or 1
         said = [f'did {self.local_steps} local steps',
                 self._whole.words(without=('loss', 'accuracy')),
                 *(f'{what} {self.seconds[what] / alive:.0%}' for what in _PHASES),
                 *(f'{name} {share:.0%}' for name, share in shares.items()), self._rate()]
-        console.say(self._name, ', '.join(filter(None, said)))
+        self._say(', '.join(filter(None, said)))
+        if self.staleness:
+            quantiles = zip(_QUANTILES, self.quantiles(_QUANTILES))
+            self._say('staleness of ' + ', '.join(
+                f'{share:.0%} at most {value}' for share, value in quantiles))
         last = {name[5:]: value for name, value in self.curve[-1].items()
                 if name.startswith('test_')}
         metrics = [f'{name} {value:.3f}' for name, value in last.items()
                    if name != 'loss' or len(last) == 1]
         if metrics:
-            console.say(self._name, f'test {", ".join(metrics)} after {self.step} steps, '
+            self._say(f'test {", ".join(metrics)} after {self.step} steps, '
                         f'{self._clock.now:.4g} s')
+        if 'accuracy' in last:
+            self._say(f'{self._target:.0%} '
+                        + ('after {step} steps, {examples} examples, {seconds:.4g} s'.format(
+                            **self.reached_target) if self.reached_target else 'in none of the '
+                           f'{len(self.curve)} tests'))
         return last
 
     @property
     def staleness(self):
         """How many updates had each staleness, a `collections.Counter`."""
         return self._whole.staleness + self._line.staleness
+
+    def mean_staleness(self):
+        """Returns the mean, a float; there have to be updates that have one."""
+        return _mean(self.staleness)
+
+    def quantiles(self, shares):
+        """Returns which staleness so large a share of the updates has at most, a list of ints."""
+        values, counts = zip(*sorted(self.staleness.items()))
+        passed = np.cumsum(counts)
+        return [int(values[np.searchsorted(passed, share * passed[-1])]) for share in shares]
 
     @property
     def dropped(self):
@@ -140,6 +184,18 @@ class Record:
             writer = csv.DictWriter(file, names)
             writer.writeheader()
             writer.writerows(self.curve)
+
+    def write_staleness(self, path):
+        """Writes a histogram as CSV: staleness, and how many updates had it."""
+        with open(path, 'w', newline='', encoding='utf-8') as file:
+            writer = csv.writer(file)
+            writer.writerow(['staleness', 'updates'])
+            writer.writerows(sorted(self.staleness.items()))
+
+
+def _mean(counter):
+    """Returns the mean of numbers, of which a `collections.Counter` says how many there are."""
+    return sum(value * number for value, number in counter.items()) / sum(counter.values())
 
 
 class _Figures:
@@ -167,8 +223,7 @@ class _Figures:
         """Returns a dict of floats, the mean of each figure."""
         means = {name: self.sums[name] / number for name, number in self.counts.items()}
         if self.staleness:
-            total = sum(value * number for value, number in self.staleness.items())
-            means['staleness'] = total / sum(self.staleness.values())
+            means['staleness'] = _mean(self.staleness)
         return means
 
     def words(self, without=()):

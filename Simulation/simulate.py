@@ -14,12 +14,14 @@ import description
 import schemes
 from tfdist import building, console, evaluation, training_flags
 
+from board import Board
 from clock import Clock
 from crew import Crew
 import lives
 from player import Player
 from record import Record
 import shards
+from timeline import Timeline
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string('scheme', None, 'a folder of the collection, such as AGN, or the path of one')
@@ -28,12 +30,22 @@ flags.DEFINE_string('cluster', 'ethernet', 'a file in JSON that describes the cl
 flags.DEFINE_integer('local_steps', None, 'of all workers together; in place of --train_steps',
                      lower_bound=1)
 flags.DEFINE_integer('tests', 10, 'how many tests there are on the way', lower_bound=1)
+flags.DEFINE_float('target', 0.95, 'test accuracy of which the time is told', lower_bound=0,
+                   upper_bound=1)
 flags.DEFINE_string('csv', None, 'file for the figures of each test')
+flags.DEFINE_string('histogram', None, 'file for how many updates had which staleness, in CSV')
+flags.DEFINE_string('board', None, 'directory for events for TensorBoard, on the virtual clock')
+flags.DEFINE_string('timeline', None, 'file for a picture of who did what when, such as '
+                    'timeline.png; beside it a trace is written, timeline.json')
+flags.DEFINE_string('timeline_from', '0s', 'the virtual time at which it begins')
 # The cluster; what these are read as, and by default, is in description.py.
 flags.DEFINE_string('workers', None, 'how many there are')
 flags.DEFINE_string('ps', None, 'how many parameter servers there are')
 flags.DEFINE_list('step', [], 'time of a local step: 2ms, lognormal:MEAN:SIGMA, pareto:LEAST:INDEX '
                   'or trace:FILE; several by commas: the workers have them in turn')
+flags.DEFINE_string('cores', None, 'how many processors all tasks share; else each has its own')
+flags.DEFINE_string('exchange', None, 'time of a pull and a push together, beyond what travels')
+flags.DEFINE_string('exchange_work', None, 'time of processors in it, where these are shared')
 flags.DEFINE_list('latency', [], 'of a message, one way, such as 50us; several: in turn')
 flags.DEFINE_list('bandwidth', [], "of a worker's link in each direction, such as 10Gbit; several: "
                   'in turn')
@@ -51,6 +63,7 @@ class Simulation:
 
     Attributes:
       clock, cluster, player, record, life, crew: its parts, see their modules.
+      timeline: `timeline.Timeline`, or None.
     """
 
     def __init__(self, name, program, cluster):
@@ -88,8 +101,11 @@ class Simulation:
             what: [(worker, program.at_step(flag, worker, 0)) for worker in range(number)
                    if program.at_step(flag, worker, 0)]
             for what, flag in (('come', 'join_at'), ('leave', 'leave_at'))}
+        self.timeline = Timeline(_timeline_from()) if FLAGS.timeline else None
+        self._board = Board(FLAGS.board) if FLAGS.board else None
         self.record = Record(name, self.clock, train_steps, FLAGS.batch_size, self.player.test,
-                             FLAGS.tests, lambda step: self.crew.reach(step))
+                             FLAGS.tests, lambda step: self.crew.reach(step), FLAGS.target,
+                             self.timeline, self._board)
         delays = [training_flags.straggler_delay(worker) for worker in range(number)]
         self.life = kind(self.clock, cluster, self.player, self.record, local_steps, delays,
                          FLAGS.seed)
@@ -101,21 +117,53 @@ class Simulation:
         if self.record.goes_on():
             sys.exit(f'Nothing happens after {self.clock.now:.3g} s, at step {self.record.step}: '
                      f'{self.life.stands()}.')
-        return self.record.done(self.life.travels.shares())
+        return self.record.done(dict(self.life.travels.shares(), **self.life.processors.shares()))
+
+    def write(self):
+        """Writes the files that are asked for."""
+        if FLAGS.csv:
+            self.record.write(FLAGS.csv)
+        if FLAGS.histogram:
+            self.record.write_staleness(FLAGS.histogram)
+        if self._board:
+            self._board.close()
+        if self.timeline:
+            trace = self.timeline.write(FLAGS.timeline)
+            console.say('timeline', f'drawn in {FLAGS.timeline}; {trace} is its trace, for '
+                        'https://ui.perfetto.dev')
+
+
+def _timeline_from():
+    try:
+        return description.seconds(FLAGS.timeline_from)
+    except ValueError as error:
+        sys.exit(f'--timeline_from: {error}.')
+
+
+def _check_files():
+    """Ends the program if a file that is asked for cannot be written: not after the run."""
+    for name in 'csv', 'histogram', 'timeline':
+        if FLAGS[name].value:
+            try:
+                with open(FLAGS[name].value, 'ab'):
+                    pass
+            except OSError as error:
+                sys.exit(f'--{name}={FLAGS[name].value}: it cannot be written '
+                         f'({error.strerror}).')
 
 
 def main(_):
     if not program:
         sys.exit(f'--scheme= is missing: one of {", ".join(schemes.folders())}, or a path.')
+    _check_files()
     began = time.time()
     cluster = description.Cluster(FLAGS.cluster, **{name: FLAGS[name].value
                                                     for name in description.KEYS})
     simulation = Simulation(FLAGS.scheme, program, cluster)
     started = time.time()
     simulation.run()
-    if FLAGS.csv:
-        simulation.record.write(FLAGS.csv)
     wall = time.time() - started
+    simulation.write()
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** 10
     console.say('simulation', f'{simulation.record.local_steps / wall:.0f} local steps/s, '
                 f'{memory:.0f} MB, {started - began:.1f} s to begin, {wall:.1f} s')

@@ -1,0 +1,199 @@
+"""Runs many simulations: a process for each scheme, and a table of results to go on with.
+
+As a program it is such a process: it reads what to simulate from its input, and answers with what
+came out, a line of JSON each.
+"""
+
+import collections
+import csv
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+
+HERE = pathlib.Path(__file__).resolve().parent
+# What comes out of a simulation: columns of the table, behind the scheme and what was asked for.
+FIGURES = ['accuracy', 'loss', 'diverged', 'steps', 'examples', 'seconds', 'target_examples',
+           'target_seconds', 'staleness', 'staleness_50', 'staleness_90', 'staleness_99',
+           'staleness_max', 'dropped', 'computes', 'waits', 'curve', 'wall_seconds', 'megabytes']
+
+
+class Scheme:
+    """A process that simulates one scheme, again and again. A context manager."""
+
+    def __init__(self, name):
+        """Takes the name of a folder."""
+        self.name = name
+        self._process = subprocess.Popen(
+            [sys.executable, str(pathlib.Path(__file__).resolve()), f'--scheme={name}'],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            universal_newlines=True)
+
+    def simulate(self, asked):
+        """Simulates.
+
+        Args:
+          asked: dict of strings by names of flags.
+
+        Returns:
+          Dict of FIGURES: numbers, and '' for what there is not.
+
+        Raises:
+          SystemExit: with what the process complains about.
+        """
+        try:
+            self._process.stdin.write(json.dumps(asked) + '\n')
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        except BrokenPipeError:
+            answer = ''
+        if not answer:
+            sys.exit(f'{self.name}, {asked}: {self._process.communicate()[1].strip()}')
+        return json.loads(answer)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._process.stdin.close()  # then it ends
+        for stream in self._process.stdout, self._process.stderr:
+            stream.close()
+        self._process.wait()
+
+
+class Table:
+    """Results in a CSV file, a row for each simulation: what is there is not simulated again."""
+
+    def __init__(self, path, columns):
+        """Reads what there is.
+
+        Args:
+          path: string or path, the file; it and its directory are made with the first row.
+          columns: list of strings, names of flags that say which simulation a row is of.
+        """
+        self._path, self._columns = pathlib.Path(path), ['scheme', *columns]
+        self._lock = threading.Lock()
+        self.rows = collections.OrderedDict()
+        if self._path.exists():
+            with open(self._path, newline='', encoding='utf-8') as file:
+                for row in csv.DictReader(file):
+                    self.rows[self._key(row)] = row
+
+    def _key(self, row):
+        return tuple(row.get(name, '') for name in self._columns)
+
+    def simulate(self, scheme, asked):
+        """Returns the row of a simulation, a dict of strings; simulates it if it is not there yet.
+
+        Args:
+          scheme: `Scheme`.
+          asked: dict of strings by names of flags, which are columns.
+        """
+        row = dict(asked, scheme=scheme.name)
+        key = self._key(row)
+        if key not in self.rows:
+            row.update((name, str(value)) for name, value in scheme.simulate(asked).items())
+            with self._lock:
+                self._write(row)
+                self.rows[key] = row
+        return self.rows[key]
+
+    def _write(self, row):
+        """Adds a row to the file: a run that is cut off has lost nothing but what was under way."""
+        is_new = not self._path.exists()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._path, 'a', newline='', encoding='utf-8') as file:
+            writer = csv.DictWriter(file, [*self._columns, *FIGURES], lineterminator='\n')
+            if is_new:
+                writer.writeheader()
+            writer.writerow(row)
+
+
+def for_each(function, items, jobs=None):
+    """Calls a function with each of some items, several at a time, the first ones first.
+
+    Args:
+      function: function of an item.
+      items: list.
+      jobs: int, how many at a time; by default as many as there are processors.
+
+    Raises:
+      SystemExit: if one of the calls does so; the others are done before.
+    """
+    left, complaints = list(items), []
+
+    def work():
+        while left and not complaints:
+            try:
+                function(left.pop(0))
+            except (Exception, SystemExit) as error:  # pylint: disable=broad-except
+                complaints.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(jobs or os.cpu_count())]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if complaints:
+        raise complaints[0]
+
+
+def figures_of(simulation):
+    """Returns the FIGURES of a `simulate.Simulation` that has run, but for those of its process."""
+    record = simulation.record
+    last, reached = record.curve[-1], record.reached_target or {}
+    found = dict.fromkeys(FIGURES, '')
+    alive = sum(record.seconds.values()) or 1
+    found.update(accuracy=last.get('test_accuracy', ''), loss=last.get('test_loss', ''),
+                 diverged=int(record.diverged), steps=record.step, examples=last['examples'],
+                 seconds=simulation.clock.now, target_examples=reached.get('examples', ''),
+                 target_seconds=reached.get('seconds', ''),
+                 computes=record.seconds['computes'] / alive, waits=record.seconds['waits'] / alive,
+                 curve=' '.join(f'{row["examples"]}:{row["seconds"]:.6g}:'
+                                f'{row.get("test_accuracy", 0):.4f}' for row in record.curve))
+    if record.staleness:
+        half, most, nearly, maximum = record.quantiles([.5, .9, .99, 1])
+        found.update(staleness=record.mean_staleness(), staleness_50=half, staleness_90=most,
+                     staleness_99=nearly, staleness_max=maximum)
+    if record.accepted or record.dropped:
+        found['dropped'] = record.dropped / (record.accepted + record.dropped)
+    for name, value in found.items():
+        if isinstance(value, float):
+            found[name] = float(f'{value:.5g}')
+    return found
+
+
+def _serve(program):
+    """Simulates what the input asks for."""
+    import resource
+    import time
+    from absl.testing import flagsaver
+    import description
+    import simulate
+    flags = simulate.FLAGS
+    for line in sys.stdin:
+        began = time.time()
+        with flagsaver.flagsaver():
+            for name, value in json.loads(line).items():
+                flags[name].parse(value)
+                flags[name].using_default_value = False
+            cluster = description.Cluster(flags.cluster, **{name: flags[name].value
+                                                            for name in description.KEYS})
+            simulation = simulate.Simulation(None, program, cluster)
+            simulation.run()
+            found = figures_of(simulation)
+            simulation.player.close()
+        megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** 10
+        found.update(wall_seconds=round(time.time() - began, 2), megabytes=round(megabytes))
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == '__main__':
+    import schemes
+    import tfdist  # noqa: F401
+    from tfdist import console
+    worker = schemes.load(schemes.asked_for(sys.argv))
+    import simulate  # noqa: F401
+    console.run(lambda _: _serve(worker))
