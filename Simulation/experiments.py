@@ -50,7 +50,8 @@ class Scheme:
         except BrokenPipeError:
             answer = ''
         if not answer:
-            sys.exit(f'{self.name}, {asked}: {self._process.communicate()[1].strip()}')
+            complaint = self._process.communicate()[1].strip() or 'it ended'
+            sys.exit(f'{self.name}, {asked}: {complaint.splitlines()[-1]}')
         return json.loads(answer)
 
     def __enter__(self):

@@ -20,9 +20,11 @@ from test_seam import AT_ONCE, defaults, flat, is_together, ONE_BY_ONE, RULES, S
 
 sys.path.append(str(ROOT / 'Simulation'))
 
+import board  # noqa: E402
 from clock import Clock, Queue, Signal  # noqa: E402
 from crew import Crew  # noqa: E402
 import description  # noqa: E402
+import experiments  # noqa: E402
 import links  # noqa: E402
 import lives  # noqa: E402
 from player import Player  # noqa: E402
@@ -32,6 +34,7 @@ import shards  # noqa: E402
 from tfdist import problem  # noqa: E402
 from tfdist.quiet import tf  # noqa: E402
 from tfdist.toy import Problem  # noqa: E402
+import timeline  # noqa: E402
 
 START = [1., [0.5, -1.]]
 
@@ -183,6 +186,28 @@ def test_a_ring_costs_what_the_formula_says():
                                                    bandwidth='8kbit'))
     assert ring.sum([1000, 3000]) == pytest.approx(6 * 4000 / 4 / 1000 + 7 * 2 * 0.005)
     assert links.Ring(Clock(), description.Cluster(workers='1', latency='1s')).sum([1]) == 0
+
+
+def test_who_shares_processors_waits_for_them(toy):
+    """On two, four workers are half as fast; what the runtime does takes its time, too."""
+    alone = toy('HogWild', 4, step=['1ms'])
+    shared = toy('HogWild', 4, step=['1ms'], cores='2')
+    assert shared.clock.now == pytest.approx(2 * alone.clock.now)
+    assert shared.life.processors.shares() == {'processors': pytest.approx(1)}
+    assert alone.life.processors.shares() == {}
+    one = toy('HogWild', 1, step=['1ms'], exchange='1ms')
+    assert one.clock.now == pytest.approx(60 * 2e-3)
+    # Of 1.2 ms of work two processors make a half each: that is longer than the worker waits.
+    one = toy('HogWild', 1, step=['1ms'], exchange='1ms', exchange_work='2.4ms', cores='2')
+    assert one.clock.now == pytest.approx(60 * (1e-3 + 1.2e-3))
+
+
+def test_a_hop_of_a_ring_takes_its_time(toy):
+    ring = toy('Ring-AllReduce', 4, train_steps=1, step=['1ms'], exchange='2ms')
+    assert ring.clock.now == pytest.approx(1e-3 + 6 * 2e-3)
+    ring = toy('Ring-AllReduce', 4, train_steps=1, step=['1ms'], exchange='2ms',
+               exchange_work='2ms', cores='2')
+    assert ring.clock.now == pytest.approx(2e-3 + 6 * 4e-3)
 
 
 # The scheme itself.
@@ -382,6 +407,69 @@ def test_memory_is_the_same_after_any_number_of_steps(toy):
     assert (third - second) - (second - first) < 400
 
 
+# What comes out.
+
+def test_the_quantiles_of_the_staleness(toy):
+    record = toy('HogWild', 1).record
+    record._whole.staleness = collections.Counter({1: 50, 2: 40, 7: 9, 30: 1})
+    record._line.staleness.clear()
+    assert record.quantiles([.5, .51, .9, .99, 1]) == [1, 2, 2, 7, 30]
+    assert record.mean_staleness() == pytest.approx((50 + 80 + 63 + 30) / 100)
+
+
+def test_a_timeline(tmp_path, capsys):
+    line = timeline.Timeline(begins=1.)
+    line.add(0, 'computes', 0.5, 1.5)  # it began before
+    for begins in range(1, 15):
+        for worker in range(70):
+            line.add(worker, 'computes', begins, begins + 0.5)
+            line.add(worker, 'pushes', begins + 0.5, begins + 0.5 + worker / 100)
+    trace = line.write(str(tmp_path / 'line.png'))
+    assert (tmp_path / 'line.png').read_bytes()[1:4] == b'PNG'
+    with open(trace, encoding='utf-8') as file:
+        events = json.load(file)['traceEvents']
+    assert len({event['tid'] for event in events}) == 70
+    assert events[70] == {'name': 'computes', 'ph': 'X', 'pid': 0, 'tid': 0, 'ts': 1e6, 'dur': 5e5}
+    assert max(event.get('ts', 0) for event in events) < 13e6, 'twelve rounds can be read'
+    assert not any(event.get('dur') == 0 for event in events)
+    assert capsys.readouterr().out == 'timeline: 64 of 70 workers are drawn; all are in the trace\n'
+
+
+def test_the_board_has_the_virtual_clock(tmp_path):
+    writer = board.Board(str(tmp_path))
+    writer.add({'step': 3, 'seconds': 0.25, 'loss': 0.5}, 12.)
+    writer.close()
+    path, = tmp_path.glob('*')
+    events = [event for event in tf.train.summary_iterator(str(path)) if event.summary.value]
+    assert [(event.step, event.wall_time) for event in events] == [(3, 0.25)]
+    assert {value.tag: value.simple_value for value in events[0].summary.value} == {
+        'loss': 0.5, 'local_steps_per_second': 12}
+
+
+# Many simulations.
+
+def test_a_table_is_gone_on_with(tmp_path):
+    path = tmp_path / 'results' / 'table.csv'
+    with experiments.Scheme('HogWild') as scheme:
+        table = experiments.Table(path, ['workers', 'train_steps'])
+        rows = [table.simulate(scheme, {'workers': workers, 'train_steps': '50'})
+                for workers in ('2', '4')]
+    assert [row['steps'] for row in rows] == ['50', '50']
+    assert float(rows[0]['staleness']) < 1.2 < float(rows[1]['staleness'])
+    there = experiments.Table(path, ['workers', 'train_steps'])
+    nobody = types.SimpleNamespace(name='HogWild')  # who is asked, fails
+    assert there.simulate(nobody, {'workers': '4', 'train_steps': '50'}) == rows[1]
+
+
+def test_a_simulation_that_cannot_be_says_why(tmp_path):
+    def simulate(name):
+        with experiments.Scheme(name) as scheme:
+            experiments.Table(tmp_path / 'table', ['workers']).simulate(scheme, {'workers': 'x'})
+
+    with pytest.raises(SystemExit, match="^HogWild, {'workers': 'x'}: --workers: x is no number"):
+        experiments.for_each(simulate, ['HogWild'] * 3, jobs=1)
+
+
 # Batches.
 
 def test_each_worker_reads_its_own_shard():
@@ -516,15 +604,18 @@ def test_the_program(simulate, tmp_path):
     for name in 'first', 'second':
         path = tmp_path / name
         status, out, err = simulate('--scheme=AGN', '--workers=4', '--train_steps=200',
-                                    '--learning_rate=0.1', '--tests=2', f'--csv={path}')
+                                    '--learning_rate=0.1', '--tests=2', '--target=0.9',
+                                    f'--csv={path}')
         assert status == 0 and not err
         runs.append((out[:-1], path.read_text(encoding='utf-8')))
     assert runs[0] == runs[1]
     out, curve = runs[0]
-    assert len(out) == 5 and out[0] == 'AGN: starts at step 0 of 200'
+    assert len(out) == 7 and out[0] == 'AGN: starts at step 0 of 200'
     assert re.fullmatch(r'AGN: step 100 of 200, loss \d\.\d+, accuracy 0\.\d+, staleness \d\.\d '
                         r'\(max \d\), test accuracy 0\.\d+, \d+ steps/s, 0\.\d+ s', out[1])
-    assert float(re.match(r'AGN: test accuracy (\S+) after 200 steps', out[4])[1]) > 0.9
+    assert re.fullmatch(r'AGN: staleness of 50% at most 3, 90% at most \d, 99% at most \d', out[4])
+    assert float(re.match(r'AGN: test accuracy (\S+) after 200 steps', out[5])[1]) > 0.9
+    assert re.fullmatch(r'AGN: 90% after [12]00 steps, \d+ examples, 0\.\d+ s', out[6])
     assert [row.split(',')[:2] for row in curve.splitlines()] == [
         ['step', 'examples'], ['100', '32000'], ['200', '64000']]
 
@@ -534,6 +625,9 @@ def test_the_program(simulate, tmp_path):
     (['--scheme=Nobody'], '--scheme=Nobody: there is no such folder. There are AEAMSGD, '),
     (['--scheme=In-Graph-Replication'], '--scheme=In-Graph-Replication: it has no worker.py '),
     (['--scheme=AGN', '--workers=-3'], '--workers: -3 is no number '),
+    (['--scheme=AGN', '--exchange_work=1ms'], '--exchange_work: without --cores nobody shares '),
+    (['--scheme=AGN', '--timeline=a.png', '--timeline_from=x'], '--timeline_from: x is no time'),
+    (['--scheme=AGN', '--csv=no/where.csv'], '--csv=no/where.csv: it cannot be written (No such '),
     (['--scheme=HogWild', '--die=0:1ms', '--workers=1'], 'Nothing happens after 0.00'),
 ])
 def test_complaints_of_the_program(simulate, arguments, complaint):
