@@ -57,6 +57,7 @@ class Run:
       lines: list of (seconds since the start, line that was printed).
       seconds: float, how long it took.
       peaks: dict, the peak of the resident memory of a process in bytes, by its program's name.
+      work: list of (seconds of the clock that all share, processor seconds of all processes).
     """
 
     def __init__(self, folder, *flags, **env):
@@ -70,7 +71,7 @@ class Run:
         Raises:
           SystemExit: if it fails.
         """
-        self.lines, self.peaks = [], {}
+        self.lines, self.peaks, self.work = [], {}, []
         own = {key: value for key, value in os.environ.items() if key not in FOREIGN}
         began = time.monotonic()
         process = subprocess.Popen(
@@ -79,7 +80,7 @@ class Run:
             env={**own, 'PYTHON': sys.executable, **env})
         limit = threading.Timer(TIME_LIMIT, process.terminate)
         limit.start()
-        watch = threading.Thread(target=self._watch_memory, args=(process,))
+        watch = threading.Thread(target=self._watch, args=(process,))
         watch.start()
         try:
             for line in process.stdout:
@@ -95,13 +96,17 @@ class Run:
                                 f'{TIME_LIMIT} s at most:',
                                 *(line for _, line in self.lines)]))
 
-    def _watch_memory(self, process):
+    def _watch(self, process):
         """Looks at the processes until the run ends."""
         while process.poll() is None:
             try:
+                worked = 0.
                 for child in psutil.Process(process.pid).children(recursive=True):
                     name = ' '.join(child.cmdline()[1:2]).rpartition('/')[2]
                     self.peaks[name] = max(self.peaks.get(name, 0), child.memory_info().rss)
+                    times = child.cpu_times()
+                    worked += times.user + times.system
+                self.work.append((time.time(), worked))
             except psutil.NoSuchProcess:
                 pass  # it ended meanwhile
             time.sleep(0.2)

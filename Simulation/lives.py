@@ -29,12 +29,13 @@ class Life:
 
     Attributes:
       together: bool, whether all workers make each update together.
+      stages: int, of a round's exchange with the ps, see `processors`.
       travels: `links.Star`, or `links.Ring`.
       processors: `processors.Processors`.
       step: int, the global step.
     """
 
-    network, together = links.Star, False
+    network, together, stages = links.Star, False, 5
 
     def __init__(self, clock, cluster, player, record, local_steps, delays, seed):
         """Takes the parts.
@@ -54,7 +55,7 @@ class Life:
                         for worker in range(cluster.workers)]
         self._leaving, self.step = set(), 0
         self.travels = self.network(clock, cluster)
-        self.processors = Processors(clock, cluster)
+        self.processors = Processors(clock, cluster, self.stages)
 
     def of(self, worker):
         """A worker from when it comes to when it leaves, a process."""
@@ -81,8 +82,9 @@ class Life:
 
     def _pull(self, worker):
         """Asks the ps and brings what they answer, a process; returns the `player.Round`."""
-        yield self.processors.exchange()
+        yield self.processors.stage()
         yield self.travels.latency(worker)
+        yield self.processors.stage()
         # What is pulled now is all that is needed to compute.
         one = self._player.compute(worker)
         yield from self.travels.to_worker(worker, one.pull_bytes)
@@ -91,13 +93,17 @@ class Life:
     def _compute(self, worker):
         """Ends when the local steps of a round are made, a process."""
         draw = self._cluster.of('step', worker).draw
-        yield self.processors.compute(draw(self._random[worker], self._local_steps))
+        yield self._computed(draw(self._random[worker], self._local_steps))
         yield self._clock.now + self._delays[worker] * self._local_steps
+
+    def _computed(self, seconds):
+        """Returns when a worker has got what it asked for, and has computed for some seconds."""
+        return self.processors.stage(seconds)
 
     def _push(self, worker, one):
         """Pushes a round, and waits for the answer of the ps, a process."""
-        yield self.processors.exchange()
         yield from self.travels.to_ps(worker, one.push_bytes)
+        yield self.processors.stage()
         self._arrive(worker, one)
         yield self.travels.latency(worker)
 
@@ -109,8 +115,8 @@ class Life:
         self._record.reach(self.step)
 
     def _follow(self, worker, one):
-        """Ends when a worker is done with its round, a process: when it has pushed."""
-        yield from ()
+        """Ends when a worker is done with its round, a process: when it has heard of its push."""
+        yield self.processors.stage()
 
     def leave(self, worker):
         """Lets a worker leave when its round is over."""
@@ -131,15 +137,19 @@ class Life:
 class Held(Life):
     """A worker that is held at a gate while it is too far ahead of the slowest."""
 
+    stages = 7  # to look at the gate is a run by itself: it asks the ps, and hears from them
+
     def __init__(self, *args):
         super().__init__(*args)
         self._moved, self._slowest = Signal(self._clock), None
 
     def _enter(self, worker):
+        yield self.processors.stage()
         yield self.travels.latency(worker)  # it asks for the clocks
         while self._player.scheme.gate.holds(self._player.clocks(), worker).any():
             yield self._moved
         yield self.travels.latency(worker)
+        yield self.processors.stage()
 
     def _arrive(self, worker, one):
         super()._arrive(worker, one)
@@ -192,6 +202,7 @@ class Together(Life):
         if self.step == one.step:
             yield self._completed
             yield self.travels.latency(worker)
+        yield from super()._follow(worker, one)
 
     def stands(self):
         return f'{self._pushes} workers have pushed in this step, which takes {self._needed}'
@@ -209,6 +220,9 @@ class InARing(Life):
     def _pull(self, worker):
         yield from ()  # it has the center itself
         return self._player.compute(worker)
+
+    def _computed(self, seconds):
+        return self.processors.compute(seconds)
 
     def _push(self, worker, one):
         yield from ()  # that is for all together

@@ -1,4 +1,11 @@
-"""What computes: each task has its own processor, or all tasks of a machine share some."""
+"""What computes: each task has its own processor, or all tasks of a machine share some.
+
+A pull and a push together, an exchange, have stages, as a trace of a run shows them: a worker asks,
+the ps answer and read, the worker gets that and computes, the ps get what it pushes and update, the
+worker hears of it. The read is so before the second third, and the worker is busy with the runtime
+also after the update: what it pulls is less stale than if all that came before. In each stage both
+sides work at the same time.
+"""
 
 from clock import Queue
 
@@ -6,25 +13,30 @@ from clock import Queue
 class Processors:
     """Says when what is to be computed is done."""
 
-    def __init__(self, clock, cluster):
-        """Takes a `clock.Clock` and a `description.Cluster`."""
+    def __init__(self, clock, cluster, stages):
+        """Takes a `clock.Clock`, a `description.Cluster`, and how many stages a round has."""
         self._clock, self._cluster = clock, cluster
+        self._waits, self._works = cluster.exchange / stages, cluster.exchange_work / stages / 2
         self._shared = Queue(clock, cluster.cores) if cluster.cores else None
 
     def compute(self, seconds):
         """Returns when a worker has computed for some seconds, which it begins now."""
         return self._shared.serve(seconds) if self._shared else self._clock.now + seconds
 
-    def exchange(self):
-        """Returns when half an exchange, a pull or a push, is made by the runtime.
+    def stage(self, computes=0.):
+        """Returns when a stage of an exchange is over, that begins now.
 
-        It takes that long anyway; on processors that all share, the work of both sides is in turn.
+        On processors that all share, both sides have to get one. What the stage takes beyond their
+        work, until a thread wakes up, it takes after that.
+
+        Args:
+          computes: float, seconds for which the worker computes in it.
         """
-        waits = self._clock.now + self._cluster.exchange / 2
+        whole = self._waits + computes
         if not self._shared:
-            return waits
-        side = self._cluster.exchange_work / 4
-        return max(waits, self._shared.serve(side), self._shared.serve(side))
+            return self._clock.now + whole
+        return max(self._shared.serve(work) + max(0., whole - work)
+                   for work in (self._works + computes, self._works))
 
     def hop(self, workers):
         """Returns the seconds that the runtime takes for a hop of so many workers in a ring."""

@@ -3,6 +3,7 @@
 #
 #     bash run.sh --scheme=AGN --workers=128
 #     bash run.sh --scheme=AGN --help        all flags, those of the scheme, too
+#     bash run.sh --validate                 simulated against really run, on this machine
 set -u
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 python=${PYTHON:-$here/../.venv/bin/python}
@@ -11,4 +12,8 @@ command -v "$python" >/dev/null || {
   echo "run.sh: there is no $python; make .venv beside the folder, or set PYTHON=" >&2
   exit 1
 }
-exec "$python" "$here/simulate.py" "$@"
+program=simulate.py
+case ${1:-} in
+  --validate) program=validate.py; shift ;;
+esac
+exec "$python" "$here/$program" "$@"
