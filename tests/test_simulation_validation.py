@@ -1,0 +1,131 @@
+"""The validation of the simulation: its table is of its file, and what it measures is known."""
+
+import json
+import sys
+
+from conftest import ROOT
+import pytest
+
+sys.path.append(str(ROOT / 'Simulation'))
+
+from clock import Clock  # noqa: E402
+import description  # noqa: E402
+from processors import Processors  # noqa: E402
+from test_simulation import toy  # noqa: E402, F401
+import validate  # noqa: E402
+
+
+def row(kind='real', **figures):
+    """Returns a row of the file: HogWild with one worker, unless told otherwise."""
+    figures = dict(dict(kind=kind, scheme='HogWild', backups=0, workers=1, window=1), **figures)
+    return {name: str(figures.get(name, '')) for name in validate.COLUMNS}
+
+
+# By hand: a local step takes 0.1 ms; HogWild 1 ms besides, and processors 1.5 ms in that.
+ROWS = [row(run_s=0.0011, work_s=0.0016, deviation_s=0.0001, steps_per_s=900),
+        row(scheme='AGN', window=10, work_s=0.003), row(scheme='AGN', window=50, work_s=0.007),
+        row(scheme='Ring-AllReduce', run_s=0.0004, deviation_s=0),
+        row(scheme='Ring-AllReduce', workers=2, run_s=0.0014, work_s=0.001)]
+
+
+def test_the_table_is_that_of_the_file():
+    text = validate.README.read_text(encoding='utf-8')
+    _, _, rest = text.partition(validate.BEGIN)
+    shown, _, _ = rest.partition('\n' + validate.END)
+    assert shown == '\n'.join(validate.table(validate.read(validate.RESULTS)))
+
+
+def test_the_preset_is_that_of_the_file(tmp_path, monkeypatch):
+    committed = json.loads(validate.PRESET.read_text(encoding='utf-8'))
+    monkeypatch.setattr(validate, 'PRESET', tmp_path / 'mine.json')
+    rows = validate.read(validate.RESULTS)
+    monkeypatch.setattr(validate.os, 'cpu_count', lambda: int(rows[0]['machine'].split()[0]))
+    validate.write_preset(rows)
+    assert json.loads((tmp_path / 'mine.json').read_text(encoding='utf-8')) == committed
+    assert description.Cluster(str(tmp_path / 'mine.json')).cores == committed['cores']
+
+
+def test_costs():
+    costs, deviation = validate.costs_of('HogWild', ROWS)
+    assert costs == pytest.approx((0.0001, 0.001, 0.0015)) and deviation == 0.0001
+    costs, _ = validate.costs_of('Ring-AllReduce', ROWS)
+    assert costs == pytest.approx((0.0004, 0.0005, 0.0003))  # two hops
+    said = validate.description_of(validate.scaling.Costs(0.0001, 0.001, 0.0015), 0.0001, 1)
+    assert said['step'] == 'lognormal:0.1ms:0.833' and said['exchange'] == '1ms'
+
+
+def test_what_a_run_measures():
+    """Two workers, one run each 10 ms, with 6 ms of processors in it; the start does not count."""
+    notes = [{'began': 0, 'times': [0.01 * i + late for i in range(1, 200)]} for late in (0, 0.005)]
+    work = [(0.1 * i, 5 * (i > 0) + 0.12 * i) for i in range(20)]  # 5 s of it to start
+    found = validate.measured(notes, work)
+    assert found['run_s'] == pytest.approx(0.01, rel=0.02)
+    assert found['work_s'] == pytest.approx(0.006, rel=0.05)
+    assert found['deviation_s'] == pytest.approx(0, abs=1e-9)
+    assert validate.measured(notes, work[:1])['work_s'] == ''
+
+
+def test_what_is_near():
+    assert validate.is_near('steps_per_s', 1000, 1190)
+    assert not validate.is_near('steps_per_s', 1000, 790)
+    assert validate.is_near('staleness', 0.4, 0.49) and not validate.is_near('staleness', 2, 2.5)
+    assert not validate.is_near('accuracy', 0.98, 0.965)
+
+
+def test_the_table_says_what_is_off():
+    rows = [row(workers=2, steps_per_s=1000, staleness=0.5, accuracy=0.98),
+            row(workers=2, steps_per_s=1100, staleness=0.5, accuracy=0.98),
+            row('simulated', workers=2, steps_per_s=1300, staleness=0.55, accuracy=0.982),
+            row('cost model', workers=2, steps_per_s=1400)]
+    lines = validate.table(rows)
+    assert lines[2] == ('| HogWild | 2 | 1050 | **1300** | 0.50 | 0.55 | 0.980 | 0.982 |  |  |')
+    assert 'steps/s within 20 % in 0 of 1; staleness within 20 % or 0.1 in 1 of 1' in lines[4]
+    assert 'by 24% in the median and by 24% at most;' in lines[5] and '33% and 33%' in lines[5]
+
+
+def test_cases():
+    cases = validate.cases()
+    assert len(set(cases)) == len(cases)
+    backups = [case for case in cases if case.backups]
+    assert {case.workers for case in backups} == {2, 4, 8}
+    assert '--replicas_to_aggregate=3' in validate.arguments(backups[1])
+    assert '--train_steps=750' in validate.arguments(backups[1])
+
+
+def test_what_is_there_is_not_run_again(tmp_path):
+    path, (first, second, *_) = tmp_path / 'results.csv', validate.cases()
+    results = validate.Results(path)
+    results.add('real', first, {'steps_per_s': 123456.78, 'curve': 'no column'})
+    results.add('simulated', first, {'steps_per_s': 1.})
+    results = validate.Results(path)
+    assert results.has(first) and not results.has(second)
+    only, = results.rows  # what was simulated is made anew
+    assert only['steps_per_s'] == '1.2346e+05'
+
+
+# The processors.
+
+SHARED = dict(cores='2', exchange='1ms', exchange_work='1.5ms')
+
+
+def test_a_stage_by_hand():
+    clock = Clock()
+    alone = Processors(clock, description.Cluster(exchange='1ms'), 5)
+    assert alone.stage() == pytest.approx(0.0002) and alone.stage(0.001) == pytest.approx(0.0012)
+    shared = Processors(clock, description.Cluster(**SHARED), 5)
+    # Each side works 0.15 ms of the 0.2 ms; the next has to get the processors first.
+    assert shared.stage() == pytest.approx(0.0002) and shared.stage() == pytest.approx(0.00035)
+
+
+@pytest.mark.parametrize('folder', ['HogWild', 'SSP', 'Synchronous-SGD'])
+def test_one_worker_takes_what_was_measured(toy, folder):  # noqa: F811
+    one = toy(folder, 1, train_steps=50, step=['0.5ms'], **SHARED)
+    assert one.clock.now == pytest.approx(50 * 0.0015, rel=0.02)
+
+
+def test_many_workers_are_bound_by_the_processors(toy):  # noqa: F811
+    """Eight workers, each of which needs 2 ms of two processors in a round."""
+    one = toy('HogWild', 8, train_steps=800, step=['lognormal:0.5ms:0.3'], **SHARED)
+    assert one.record.rate() == pytest.approx(1000, rel=0.03)
+    # Not by 7: part of the round lies before the read and after the update.
+    assert 2 < one.record.mean_staleness() < 5
