@@ -2,9 +2,8 @@
 
 A pull and a push together, an exchange, have stages, as a trace of a run shows them: a worker asks,
 the ps answer and read, the worker gets that and computes, the ps get what it pushes and update, the
-worker hears of it. The read is so before the second third, and the worker is busy with the runtime
-also after the update: what it pulls is less stale than if all that came before. In each stage both
-sides work at the same time.
+worker hears of it. So part of a round lies before the read and after the update, in which what a
+worker pulls does not become stale. In each stage both sides work at the same time.
 """
 
 from clock import Queue

@@ -286,11 +286,12 @@ def table(rows):
         '{} in {} of {}'.format(words, *_count(name, compared)) for name, words in (
             ('steps_per_s', 'steps/s within 20 %'), ('staleness', 'staleness within 20 % or 0.1'),
             ('accuracy', 'accuracy within 0.01'), ('dropped', 'dropped within 20 % or 2 %'))) + '.']
-    errors = [[abs(other / real - 1) for (scheme, _, workers, _), name, real, other in pairs(rows, kind)
+    errors = [[abs(other / real - 1)
+               for (scheme, _, workers, _), name, real, other in pairs(rows, kind)
                if name == 'steps_per_s' and int(workers) > _measured_with(scheme)]
               for kind in ('simulated', 'cost model')]
-    lines += ['With more workers than costs were measured with the steps/s are off by {:.0%} in the median and by {:.0%} '
-              'at most; those of the [cost model](../Comparison/scaling.py), with the same costs, '
+    lines += ['With more workers than costs were measured with the steps/s are off by {:.0%} in '
+              'the median and by {:.0%} at most; those of the [cost model](../Comparison/scaling.py), with the same costs, '
               'by {:.0%} and {:.0%}.'.format(*(figure(each) for each in errors
                                                for figure in (statistics.median, max)))]
     there, whole = len(of(rows, 'real')), len(cases())
