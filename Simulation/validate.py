@@ -291,9 +291,10 @@ def table(rows):
                if name == 'steps_per_s' and int(workers) > _measured_with(scheme)]
               for kind in ('simulated', 'cost model')]
     lines += ['With more workers than costs were measured with the steps/s are off by {:.0%} in '
-              'the median and by {:.0%} at most; those of the [cost model](../Comparison/scaling.py), with the same costs, '
-              'by {:.0%} and {:.0%}.'.format(*(figure(each) for each in errors
-                                               for figure in (statistics.median, max)))]
+              'the median and by {:.0%} at most; those of the '
+              '[cost model](../Comparison/scaling.py), with the same costs, by {:.0%} and '
+              '{:.0%}.'.format(*(figure(each) for each in errors
+                                for figure in (statistics.median, max)))]
     there, whole = len(of(rows, 'real')), len(cases())
     if there < whole:
         lines += ['', f'This is not all of it: {there} of {whole} runs.']
