@@ -18,6 +18,7 @@ One scheme in one session can play any number of workers so: what is one worker'
 is fed, and in `own`, to be read after each of these runs and put back before the next.
 """
 
+from tfdist import order
 from tfdist.quiet import tf
 
 
@@ -85,6 +86,9 @@ class Seam:
         if network.averages and self.complete is None:
             self.push['global_step'] = network.averages.follow(self.push['global_step'])
         self.train_op = dict(self.computed, **(self.finish or self.push))
+        if getattr(hparams, 'order_dir', None):
+            self.hooks = [*self.hooks, order.Recorder(self, global_step, hparams, task_index,
+                                                      num_workers)]
 
     def make(self, network, global_step, hparams, task_index, num_workers):
         """Makes the parts of a scheme; the arguments are those of the constructor."""

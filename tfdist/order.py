@@ -1,0 +1,157 @@
+"""The order of a run's pulls and pushes, for who repeats the run, and looks into it.
+
+With --order_dir=DIRECTORY, one that is new and that all workers see, these files are written there:
+
+- `run.json`: 'folder' of the program, 'workers', 'flags' that were given, the version 'tensorflow';
+- `start.npz`: the variables on the ps as the run begins, by name;
+- `worker-0.npz` and so on, when that worker ends: a row for each run of its train op. Of the global
+  step it has 'pulled' and what it was after the run, 'step'; 'dropped', whether the push was too
+  late to count; 'loss'. What the worker kept as it began is 'own_0' and so on.
+
+In a recorded run each pull and each push is whole: the ps lets one at a time touch its variables.
+Else a pull may see half of an update, which no order of whole ones repeats. And it begins when all
+workers are there, as the order of their examples depends on the step at which they come. That
+changes when things happen, and not what a scheme does.
+"""
+
+import atexit
+import json
+import os
+import sys
+import time
+
+from absl import flags
+import numpy as np
+from tfdist import graphs, patience
+from tfdist.quiet import tf
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string('order_dir', None, 'new directory for the order of pulls and pushes, seen by '
+                    'all workers: the run can be repeated then, see Simulation')
+
+
+def check(scheme, hparams, num_workers):
+    """Ends the program if the order of pulls and pushes is not all that makes a run.
+
+    Args:
+      scheme: `seam.Seam`.
+      hparams: object, its hyperparameters.
+      num_workers: int, or None if nobody knows.
+    """
+    for applies, why in (
+            (hasattr(scheme, 'sums'), 'there is no center that is pulled and pushed'),
+            (num_workers is None, 'workers come and go'),
+            (hasattr(hparams, 'batches_per_ticket'), 'which examples a worker gets depends on when '
+             'it asks'),
+            (len(getattr(scheme, 'pulls', [])) > 1 or len(getattr(scheme, 'pushes', [])) > 1,
+             'a run pulls or pushes several times; give as many local steps for both')):
+        if applies:
+            sys.exit(f'--order_dir: in this scheme {why}: such a run is not recorded.')
+
+
+class Recorder(tf.train.SessionRunHook):
+    """Records the runs of a scheme's train op. Give it as a hook."""
+
+    def __init__(self, scheme, global_step, hparams, task_index, num_workers):
+        """Changes `train_op` of a `seam.Seam`; the other arguments are those of its constructor."""
+        check(scheme, hparams, num_workers)
+        self._directory, self._task_index = hparams.order_dir, task_index
+        self._workers = num_workers
+        if os.path.exists(self._file()):
+            sys.exit(f'--order_dir={self._directory} has the order of another run. Give a new one.')
+        self._scheme, self._rows, self._began = scheme, [], False
+        done = [] if scheme.complete is not None else [_one_at_a_time(scheme, global_step.device)]
+        row = [scheme.pull[0], scheme.train_op['global_step'],
+               scheme.train_op.get('dropped', tf.constant(0.)), scheme.train_op['loss']]
+        with tf.device(scheme.worker_device(task_index)), tf.control_dependencies(done):
+            step = tf.py_func(self._note, row, tf.int64)
+        step.set_shape([])
+        scheme.train_op['global_step'] = step
+
+    def _note(self, *row):
+        self._rows.append(row)
+        return row[1]
+
+    def _file(self, name=None):
+        return os.path.join(self._directory, name or f'worker-{self._task_index}.npz')
+
+    def after_create_session(self, session, coord):
+        """Writes what there is at the beginning, and waits until all have done so."""
+        if self._began:  # a ps was lost: there are steps that nobody has written down
+            return
+        self._began = True
+        os.makedirs(self._directory, exist_ok=True)
+        if self._task_index == 0:
+            self._write_start(session)
+        own = session.run(self._scheme.own)
+        self._write_own(own)
+        atexit.register(self._write_own, own)
+        patience.PATIENCE.expect('not all workers are there, whose order is to be written')
+        names = ['start.npz', *(f'worker-{worker}.npz' for worker in range(self._workers))]
+        while not all(os.path.exists(self._file(name)) for name in names):
+            time.sleep(0.05)
+
+    def _write_start(self, session):
+        variables = {variable.op.name: variable for variable in tf.global_variables()}
+        values = session.run(variables)
+        if values['global_step']:
+            sys.exit('--order_dir: a run is recorded from its beginning, and this one goes on at '
+                     f'step {values["global_step"]}. Give another --model_dir, or none.')
+        run = {'folder': os.path.dirname(os.path.abspath(sys.argv[0])), 'workers': self._workers,
+               'flags': [FLAGS[name].serialize() for name in FLAGS if FLAGS[name].present],
+               'tensorflow': tf.__version__}
+        with open(self._file('run.json'), 'w', encoding='utf-8') as file:
+            json.dump(run, file, indent=1)
+        _write(self._file('start.npz'), values)
+
+    def _write_own(self, own):
+        columns = zip(*self._rows) if self._rows else [[]] * 4
+        values = dict(zip(('pulled', 'step', 'dropped', 'loss'), map(np.array, columns)))
+        _write(self._file(), dict(values, **{f'own_{i}': value for i, value in enumerate(own)}))
+
+
+def _one_at_a_time(scheme, device):
+    """Has pulls and pushes of all workers touch the variables one after the other.
+
+    Args:
+      scheme: `seam.Seam`.
+      device: string, where the mutex is.
+
+    Returns:
+      An op: the push is done.
+    """
+    with tf.device(device):
+        mutex = tf.raw_ops.MutexV2(shared_name='order')
+    pulls = graphs.ancestors(scheme.pull)
+    pulled = _alone(mutex, pulls, [], scheme.pull)
+    pushes = graphs.ancestors(scheme.push.values()) - graphs.ancestors(scheme.pull + scheme.pushed)
+    return _alone(mutex, pushes, [pulled, *scheme.pushed], list(scheme.push.values()))
+
+
+def _alone(mutex, ops, after, results):
+    """Has those of some ops that touch resources wait for the mutex, which their results free.
+
+    Args:
+      mutex: resource tensor.
+      ops: set of ops.
+      after: list of ops and tensors that are to be there first.
+      results: list of tensors.
+
+    Returns:
+      The op that frees it.
+    """
+    with tf.device(mutex.device):
+        with tf.control_dependencies(after):
+            lock = tf.raw_ops.MutexLock(mutex=mutex)
+        for op in ops:
+            if any(tensor.dtype == tf.resource for tensor in op.inputs):
+                op._add_control_input(lock.op)
+        with tf.control_dependencies(results):
+            return tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+
+
+def _write(path, arrays):
+    """Writes a file of arrays by name, which is there as a whole or not at all."""
+    with open(f'{path}.part', 'wb') as file:
+        np.savez(file, **arrays)
+    os.replace(f'{path}.part', path)
