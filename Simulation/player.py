@@ -107,11 +107,14 @@ class _Own:
             self._give({tensor.name: value for tensor, value in zip(self._given, values)})
             self._whose = worker
 
-    def begin(self, worker):
-        """Gives a worker its initial values, of now."""
+    def begin(self, worker, values=None):
+        """Gives a worker its initial values, of now, or others, a list of arrays."""
         if self._whose != worker:
             self._put_away()
-        self._make({})
+        if values is None:
+            self._make({})
+        else:
+            self._give({tensor.name: value for tensor, value in zip(self._given, values)})
         self._whose = worker
 
 
@@ -193,10 +196,10 @@ class Player:
         if self._own:
             self._own.make_parts(self.session)
 
-    def begin(self, worker):
-        """Makes anew what a worker keeps, as its program does when it starts."""
+    def begin(self, worker, own=None):
+        """Makes anew what a worker keeps, as its program does when it starts; or it has `own`."""
         if self._own:
-            self._own.begin(worker)
+            self._own.begin(worker, own)
         if hasattr(self.scheme, 'gate'):
             self._join({self.scheme.gate.worker.name: worker})
 
@@ -256,6 +259,19 @@ class Player:
     def center(self):
         """Returns the values of the variables, a list of arrays."""
         return self.session.run(self.variables)
+
+    def restore(self, values):
+        """Gives the variables that a dict of arrays names these values: those of the center, too.
+
+        Raises:
+          SystemExit: if one of the center is missing.
+        """
+        for variable in self.session.graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES):
+            if variable.op.name in values:
+                initial = variable.initializer.inputs[1]
+                self.session.run(variable.initializer, {initial: values[variable.op.name]})
+            elif variable in self.variables:
+                sys.exit(f'There is no value for {variable.op.name}: the model is another one.')
 
     def test(self):
         """Returns the figures of the test, a dict of floats; an empty one if there is no test."""

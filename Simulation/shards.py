@@ -54,13 +54,15 @@ class Arrays:
 class Iterators:
     """Reads what `train_batches` of a model makes, in the very order of a real run."""
 
-    def __init__(self, make):
+    def __init__(self, make, seed=1):
         """Makes the placeholders.
 
         Args:
           make: list of functions by worker that return the worker's batches, a list of nests.
+          seed: int, the run's: a shuffle depends on that of its graph, too.
         """
         with tf.Graph().as_default() as graph:
+            tf.set_random_seed(seed)
             nests = [make_own() for make_own in make]
             self._fetches = [tf.nest.flatten(nest, expand_composites=True) for nest in nests]
             begin = tf.tables_initializer()  # these are the iterators
@@ -134,6 +136,11 @@ def of_model(model, batch_size, count, shards, seeds):
     load = getattr(model.train_batches, 'arrays', None)
     if load:
         return Arrays(load(), batch_size, count, shards, seeds)
+    return in_the_order_of_a_run(model, batch_size, count, shards, seeds)
+
+
+def in_the_order_of_a_run(model, batch_size, count, shards, seeds):
+    """Returns `Iterators` of a model's batches."""
     return Iterators([
         lambda shard=shard, seed=seed: model.train_batches(batch_size, count, *shard, seed)
-        for shard, seed in zip(shards, seeds)])
+        for shard, seed in zip(shards, seeds)], seeds[0])

@@ -20,6 +20,7 @@ from crew import Crew
 import lives
 from player import Player
 from record import Record
+import replay
 import shards
 from timeline import Timeline
 
@@ -58,6 +59,33 @@ flags.DEFINE_string('die_every', None, 'time after which a worker dies, again an
 flags.DEFINE_string('back_after', None, 'time after which a worker that died so is back')
 
 
+def make_player(program, number, elastic=False, of_model=shards.of_model):
+    """Makes a `player.Player` of the flags.
+
+    Args:
+      program: module, the worker.py of a folder.
+      number: int, how many workers there are.
+      elastic: bool, whether nobody knows that.
+      of_model: function of `shards` that makes the source of batches, where there are no tickets.
+    """
+    scheme = program.Scheme
+    local_steps = scheme.local_steps(FLAGS)
+
+    def make():
+        if hasattr(program.model, 'num_examples'):
+            source = shards.Tickets(program.model, FLAGS.batch_size, local_steps,
+                                    FLAGS.batches_per_ticket, FLAGS.seed)
+        else:
+            source = of_model(
+                program.model, FLAGS.batch_size, local_steps,
+                [(0, 1) if elastic else (worker, number) for worker in range(number)],
+                [FLAGS.seed + 1000 * worker * elastic for worker in range(number)])
+        network = building.Network(program.model, source.batches, 0, scheme.with_tables)
+        return network, source, evaluation.Test(program.model, network.at_variables)
+
+    return Player(scheme, make, FLAGS, None if elastic else number, FLAGS.seed)
+
+
 class Simulation:
     """A cluster that trains, whole.
 
@@ -77,21 +105,8 @@ class Simulation:
         number, scheme = cluster.workers, program.Scheme
         local_steps = scheme.local_steps(FLAGS)
         elastic = hasattr(program, 'at_step')  # workers that come and leave, none knows how many
-
-        def make():
-            if hasattr(program.model, 'num_examples'):
-                source = shards.Tickets(program.model, FLAGS.batch_size, local_steps,
-                                        FLAGS.batches_per_ticket, FLAGS.seed)
-            else:
-                source = shards.of_model(
-                    program.model, FLAGS.batch_size, local_steps,
-                    [(0, 1) if elastic else (worker, number) for worker in range(number)],
-                    [FLAGS.seed + 1000 * worker * elastic for worker in range(number)])
-            network = building.Network(program.model, source.batches, 0, scheme.with_tables)
-            return network, source, evaluation.Test(program.model, network.at_variables)
-
         self.clock, self.cluster = Clock(), cluster
-        self.player = Player(scheme, make, FLAGS, None if elastic else number, FLAGS.seed)
+        self.player = make_player(program, number, elastic)
         kind = lives.kind_of(self.player)
         train_steps = FLAGS.train_steps
         if FLAGS.local_steps:
@@ -142,7 +157,7 @@ def _timeline_from():
 
 def _check_files():
     """Ends the program if a file that is asked for cannot be written: not after the run."""
-    for name in 'csv', 'histogram', 'timeline':
+    for name in 'csv', 'histogram', 'timeline', 'center':
         if FLAGS[name].value:
             try:
                 with open(FLAGS[name].value, 'ab'):
@@ -152,10 +167,25 @@ def _check_files():
                          f'({error.strerror}).')
 
 
+def repeat():
+    """Repeats the run that --replay names."""
+    player = make_player(program, order.workers, of_model=shards.in_the_order_of_a_run)
+    repeated = replay.Replay(player, order)
+    repeated.run(FLAGS.until)
+    repeated.say(order.name, FLAGS.look_at)
+    if FLAGS.csv:
+        repeated.write(FLAGS.csv)
+    if FLAGS.center:
+        repeated.write_center(FLAGS.center)
+
+
 def main(_):
     if not program:
         sys.exit(f'--scheme= is missing: one of {", ".join(schemes.folders())}, or a path.')
     _check_files()
+    if order:
+        repeat()
+        return
     began = time.time()
     cluster = description.Cluster(FLAGS.cluster, **{name: FLAGS[name].value
                                                     for name in description.KEYS})
@@ -171,6 +201,9 @@ def main(_):
 
 if __name__ == '__main__':
     # Before the flags are parsed: the program has its own.
-    scheme = schemes.asked_for(sys.argv)
+    order = replay.asked_for(sys.argv)
+    if order:
+        sys.argv[1:1] = order.flags
+    scheme = order.folder if order else schemes.asked_for(sys.argv)
     program = scheme and schemes.load(scheme)
     console.run(main)

@@ -1,0 +1,223 @@
+"""Repeats a real run that wrote down its order of pulls and pushes; see `tfdist.order`.
+
+Each worker pulls after the very update after which it did so in the run, and pushes as the very
+next one. Nothing is virtual but the cluster: there is no clock.
+"""
+
+import collections
+import csv
+import json
+import pathlib
+import sys
+
+from absl import flags
+import numpy as np
+import schemes
+from tfdist import console
+
+flags.DEFINE_string('replay', None, 'directory that a run wrote with --order_dir: repeats it, with '
+                    'its scheme and its flags')
+flags.DEFINE_integer('until', None, 'the step at which a replay ends, if not that of the run',
+                     lower_bound=1)
+flags.DEFINE_integer('look_at', None, 'the update to show with those around it; by default the '
+                     'one that moves the center most', lower_bound=1)
+flags.DEFINE_string('center', None, 'file for the center at the end of a replay, such as '
+                    'center.npz')
+# Flags of a run that say where it is and where it writes: they are no part of what is repeated.
+_OF_THE_PLACE = {'ps_hosts', 'worker_hosts', 'chief_hosts', 'task_index', 'model_dir', 'order_dir',
+                 'notes_dir', 'traced_runs', 'eval_every_secs', 'stop_after_evals_without_gain'}
+_ARITHMETIC = 1e-5  # relative: a loss that differs by more than that is another one
+_AROUND = 4  # updates shown on either side of one
+
+Row = collections.namedtuple('Row', 'pulled step dropped loss')
+
+
+class Update(collections.namedtuple('Update', 'step worker pulled staleness loss way center')):
+    """An update of the center, or in a synchronous scheme a push that has its part in it.
+
+    Attributes:
+      step: int, the global step after it.
+      worker: int.
+      pulled: int, the step whose center it is computed at.
+      staleness: int, how many others came between.
+      loss: float, of the batch that it is computed from, at the center that was pulled.
+      way: float, by how much it moved the center, a Euclidean norm; 0 but for the last of a step.
+      center: float, the norm of the center after it.
+    """
+
+
+class Order:
+    """What a run wrote into a directory.
+
+    Attributes:
+      folder: string, of its program.
+      name: string, what that is called.
+      flags: list of strings, the flags that it was given.
+      workers: int.
+      start: dict of arrays, the variables at the beginning.
+      rows: list by worker of lists of `Row`.
+      own: list by worker of lists of arrays, what each of them kept at the beginning.
+      last_step: int.
+    """
+
+    def __init__(self, directory):
+        """Reads it.
+
+        Raises:
+          SystemExit: if it is not there, or not whole.
+        """
+        directory = pathlib.Path(directory)
+        try:
+            run = json.loads((directory / 'run.json').read_text(encoding='utf-8'))
+            self.workers, folder = run['workers'], pathlib.Path(run['folder'])
+            self.start = dict(np.load(directory / 'start.npz'))
+            files = [np.load(directory / f'worker-{worker}.npz') for worker in range(self.workers)]
+        except (OSError, ValueError, KeyError) as error:
+            sys.exit(f'--replay={directory}: there is no order of a run ({error}). A run writes it '
+                     'with --order_dir=.')
+        self.name = folder.name
+        self.folder = str(folder if folder.is_dir() else folder.name)
+        self.flags = [flag for flag in run['flags']
+                      if flag.lstrip('-').partition('=')[0] not in _OF_THE_PLACE]
+        self.rows = [[Row(int(pulled), int(step), bool(dropped), float(loss))
+                      for pulled, step, dropped, loss in zip(*map(file.__getitem__, Row._fields))]
+                     for file in files]
+        self.own = [[file[f'own_{i}'] for i in range(len(file.files) - len(Row._fields))]
+                    for file in files]
+        self.last_step = max((row.step for rows in self.rows for row in rows), default=0)
+        there = {row.step for rows in self.rows for row in rows}
+        missing = sorted(set(range(1, self.last_step + 1)) - there)
+        if missing or not there:
+            sys.exit(f'--replay={directory}: no worker has written down '
+                     f'{f"update {missing[0]}" if missing else "any update"}. One was lost: such a '
+                     'run cannot be repeated.')
+
+
+def asked_for(arguments):
+    """Returns the `Order` that a list of arguments asks for, before they are parsed, or None."""
+    directory = schemes.asked_for(arguments, 'replay')
+    return Order(directory) if directory else None
+
+
+class Replay:
+    """Plays the workers of a run in its order.
+
+    Attributes:
+      step: int, the global step.
+      updates: list of `Update`, those so far.
+      differs: float, the largest relative difference of a loss to that of the run.
+      other: int, after which step the first loss came that is another one, or None.
+    """
+
+    def __init__(self, player, order):
+        """Takes a `player.Player` and an `Order`."""
+        self._player, self._order = player, order
+        player.restore(order.start)
+        for worker, own in enumerate(order.own):
+            player.begin(worker, own)
+        self._left = [collections.deque(rows) for rows in order.rows]
+        self._rounds = {}
+        self.step, self.updates, self.differs, self.other = 0, [], 0., None
+        self._center = self._flat()
+
+    def _flat(self):
+        return np.concatenate([np.ravel(array) for array in self._player.center()])
+
+    def run(self, until=None):
+        """Goes on, up to a global step: by default to the end."""
+        together = self._player.scheme.complete is not None
+        last_step = min(until or self._order.last_step, self._order.last_step)
+        while self.step < last_step:
+            self._pull()
+            if together:
+                self._push_together()
+            else:
+                self._push_one()
+
+    def _pull(self):
+        """Has those pull who did so at this step; what was dropped later leads to nothing."""
+        for worker, left in enumerate(self._left):
+            while left and worker not in self._rounds and left[0].pulled == self.step:
+                self._rounds[worker] = self._player.compute(worker)
+                self._compare(worker, left[0])
+                if left[0].dropped:
+                    left.popleft()
+                    self._rounds.pop(worker)
+
+    def _compare(self, worker, row):
+        """Compares the loss of a round with the one that was written down."""
+        loss = self._rounds[worker].figures['loss']
+        if loss != row.loss and not np.isnan([loss, row.loss]).all():
+            difference = abs(loss - row.loss) / max(abs(row.loss), 1e-30)
+            self.differs = max(self.differs, difference)
+            if not difference <= _ARITHMETIC and self.other is None:
+                self.other = row.pulled
+
+    def _push_one(self):
+        worker = next((worker for worker in self._rounds
+                       if self._left[worker][0].step == self.step + 1), None)
+        if worker is None:
+            sys.exit(f'--replay: nobody who has pulled makes update {self.step + 1}: the order is '
+                     'not that of a run.')
+        figures = self._player.push(worker, self._rounds[worker])
+        self._add([worker], int(figures['global_step']))
+
+    def _push_together(self):
+        pushing = [worker for worker in sorted(self._rounds)
+                   if self._left[worker][0].pulled == self.step]
+        needed = self._player.hparams.replicas_to_aggregate or self._order.workers
+        if len(pushing) != needed:
+            sys.exit(f'--replay: {len(pushing)} workers have pushed in step {self.step + 1}, which '
+                     f'takes {needed}: the order is not that of a run.')
+        for worker in pushing:
+            self._player.push(worker, self._rounds[worker])
+        self._add(pushing, self._player.complete())
+
+    def _add(self, workers, step):
+        """Takes note of the pushes of workers, which have made a step."""
+        center, before, self._center = self._flat(), self._center, None
+        way, self._center, self.step = float(np.linalg.norm(center - before)), center, step
+        for worker in workers:
+            row, one = self._left[worker].popleft(), self._rounds.pop(worker)
+            self.updates.append(Update(
+                step, worker, row.pulled, step - 1 - row.pulled, float(one.figures['loss']),
+                way if worker == workers[-1] else 0., float(np.linalg.norm(center))))
+
+    def write(self, path):
+        """Writes the updates as CSV."""
+        with open(path, 'w', newline='', encoding='utf-8') as file:
+            writer = csv.writer(file)
+            writer.writerow(Update._fields)
+            writer.writerows(self.updates)
+
+    def write_center(self, path):
+        """Writes the center as it is now, arrays by name."""
+        with open(path, 'wb') as file:
+            np.savez(file, **{variable.op.name: array for variable, array in
+                              zip(self._player.variables, self._player.center())})
+
+    def say(self, name, look_at=None):
+        """Says what came out.
+
+        Args:
+          name: string, who is speaking.
+          look_at: int, the update to show with those around it; by default the longest way.
+        """
+        if self.other is None:
+            console.say(name, f'each loss is that of the run, but for {self.differs:.1g} of it')
+        else:
+            console.say(name, f'a loss at step {self.other} is not that of the run: the model is '
+                        'random itself, or the order, the flags or the data are others')
+        test = self._player.test()
+        metric = next(iter(test))
+        console.say(name, f'test {metric} {test[metric]:.3f} after {self.step} steps of '
+                    f'{self._order.last_step}, {self._order.workers} workers')
+        longest = max(self.updates, key=lambda update: update.way)
+        console.say(name, f'the longest way is that of update {longest.step}, by worker '
+                    f'{longest.worker}: {longest.way:.3g}, staleness {longest.staleness}')
+        look_at = look_at or longest.step
+        print('  step worker pulled staleness      loss       way    center')
+        for each in self.updates:
+            if abs(each.step - look_at) <= _AROUND:
+                print(f'{each.step:6} {each.worker:6} {each.pulled:6} {each.staleness:9} '
+                      f'{each.loss:9.4g} {each.way:9.4g} {each.center:9.4g}')
