@@ -20,13 +20,15 @@ flags.DEFINE_string('replay', None, 'directory that a run wrote with --order_dir
 flags.DEFINE_integer('until', None, 'the step at which a replay ends, if not that of the run',
                      lower_bound=1)
 flags.DEFINE_integer('look_at', None, 'the update to show with those around it; by default the '
-                     'one that moves the center most', lower_bound=1)
+                     'one after which the loss explodes', lower_bound=1)
+flags.DEFINE_list('without', [], 'updates that a replay leaves out, by commas: what then?')
 flags.DEFINE_string('center', None, 'file for the center at the end of a replay, such as '
                     'center.npz')
 # Flags of a run that say where it is and where it writes: they are no part of what is repeated.
 _OF_THE_PLACE = {'ps_hosts', 'worker_hosts', 'chief_hosts', 'task_index', 'model_dir', 'order_dir',
                  'notes_dir', 'traced_runs', 'eval_every_secs', 'stop_after_evals_without_gain'}
 _ARITHMETIC = 1e-5  # relative: a loss that differs by more than that is another one
+_EXPLODED = 2  # a loss of so many times the first one
 _AROUND = 4  # updates shown on either side of one
 
 Row = collections.namedtuple('Row', 'pulled step dropped loss')
@@ -41,7 +43,7 @@ class Update(collections.namedtuple('Update', 'step worker pulled staleness loss
       pulled: int, the step whose center it is computed at.
       staleness: int, how many others came between.
       loss: float, of the batch that it is computed from, at the center that was pulled.
-      way: float, by how much it moved the center, a Euclidean norm; 0 but for the last of a step.
+      way: float, by how much it moved the center, a Euclidean norm.
       center: float, the norm of the center after it.
     """
 
@@ -109,9 +111,16 @@ class Replay:
       other: int, after which step the first loss came that is another one, or None.
     """
 
-    def __init__(self, player, order):
-        """Takes a `player.Player` and an `Order`."""
+    def __init__(self, player, order, without=()):
+        """Takes a `player.Player`, an `Order`, and which updates not to make, strings or ints."""
         self._player, self._order = player, order
+        try:
+            self._without = set(map(int, without))
+        except ValueError:
+            sys.exit(f'--without={",".join(without)}: these are no numbers of updates.')
+        self._together = player.scheme.complete is not None
+        if self._together and self._without:
+            sys.exit('--without: in this scheme all workers make each update together.')
         player.restore(order.start)
         for worker, own in enumerate(order.own):
             player.begin(worker, own)
@@ -125,11 +134,10 @@ class Replay:
 
     def run(self, until=None):
         """Goes on, up to a global step: by default to the end."""
-        together = self._player.scheme.complete is not None
         last_step = min(until or self._order.last_step, self._order.last_step)
         while self.step < last_step:
             self._pull()
-            if together:
+            if self._together:
                 self._push_together()
             else:
                 self._push_one()
@@ -159,8 +167,9 @@ class Replay:
         if worker is None:
             sys.exit(f'--replay: nobody who has pulled makes update {self.step + 1}: the order is '
                      'not that of a run.')
-        figures = self._player.push(worker, self._rounds[worker])
-        self._add([worker], int(figures['global_step']))
+        if self.step + 1 not in self._without:
+            self._player.push(worker, self._rounds[worker])
+        self._add([worker])
 
     def _push_together(self):
         pushing = [worker for worker in sorted(self._rounds)
@@ -171,17 +180,19 @@ class Replay:
                      f'takes {needed}: the order is not that of a run.')
         for worker in pushing:
             self._player.push(worker, self._rounds[worker])
-        self._add(pushing, self._player.complete())
+        self._player.complete()
+        self._add(pushing)
 
-    def _add(self, workers, step):
+    def _add(self, workers):
         """Takes note of the pushes of workers, which have made a step."""
-        center, before, self._center = self._flat(), self._center, None
-        way, self._center, self.step = float(np.linalg.norm(center - before)), center, step
+        self.step += 1
+        center = self._flat()
+        way, self._center = float(np.linalg.norm(center - self._center)), center
         for worker in workers:
             row, one = self._left[worker].popleft(), self._rounds.pop(worker)
             self.updates.append(Update(
-                step, worker, row.pulled, step - 1 - row.pulled, float(one.figures['loss']),
-                way if worker == workers[-1] else 0., float(np.linalg.norm(center))))
+                self.step, worker, row.pulled, self.step - 1 - row.pulled,
+                float(one.figures['loss']), way, float(np.linalg.norm(center))))
 
     def write(self, path):
         """Writes the updates as CSV."""
@@ -201,23 +212,44 @@ class Replay:
 
         Args:
           name: string, who is speaking.
-          look_at: int, the update to show with those around it; by default the longest way.
+          look_at: int, the update to show with those around it; by default the one after which the
+            loss explodes, if there is one.
         """
-        if self.other is None:
-            console.say(name, f'each loss is that of the run, but for {self.differs:.1g} of it')
-        else:
-            console.say(name, f'a loss at step {self.other} is not that of the run: the model is '
-                        'random itself, or the order, the flags or the data are others')
         test = self._player.test()
         metric = next(iter(test))
         console.say(name, f'test {metric} {test[metric]:.3f} after {self.step} steps of '
                     f'{self._order.last_step}, {self._order.workers} workers')
-        longest = max(self.updates, key=lambda update: update.way)
-        console.say(name, f'the longest way is that of update {longest.step}, by worker '
-                    f'{longest.worker}: {longest.way:.3g}, staleness {longest.staleness}')
-        look_at = look_at or longest.step
+        exploded = self._exploded()
+        if exploded:
+            made = next(each for each in self.updates if each.step == exploded.pulled)
+            console.say(name, f'the loss is {exploded.loss:.3g} after update {made.step}, by '
+                        f'worker {made.worker} with staleness {made.staleness}; at first it was '
+                        f'{self.updates[0].loss:.3g}')
+            look_at = look_at or made.step
+        if look_at:
+            self._show(look_at)
+
+    def _exploded(self):
+        """Returns the `Update` that was computed at the first center with a large loss, or None."""
+        large = [update for update in self.updates if update.pulled
+                 and not update.loss <= _EXPLODED * self.updates[0].loss]
+        return min(large, key=lambda update: update.pulled) if large else None
+
+    def _show(self, step):
+        """Prints the updates around one."""
         print('  step worker pulled staleness      loss       way    center')
         for each in self.updates:
-            if abs(each.step - look_at) <= _AROUND:
+            if abs(each.step - step) <= _AROUND:
                 print(f'{each.step:6} {each.worker:6} {each.pulled:6} {each.staleness:9} '
                       f'{each.loss:9.4g} {each.way:9.4g} {each.center:9.4g}')
+
+    def check(self, name):
+        """Says that this was the run, or ends the program if it was not, as it was to be."""
+        if self._without:
+            return
+        if self.other is not None:
+            sys.exit(f'--replay: a loss at step {self.other} is not that of the run, by '
+                     f'{self.differs:.1g} of it: the model is random itself, or the order, flags '
+                     'or data are others.')
+        console.say(name, 'each loss is that of the run, '
+                    + (f'but for {self.differs:.1g} of it' if self.differs else 'to the bit'))

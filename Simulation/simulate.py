@@ -170,13 +170,14 @@ def _check_files():
 def repeat():
     """Repeats the run that --replay names."""
     player = make_player(program, order.workers, of_model=shards.in_the_order_of_a_run)
-    repeated = replay.Replay(player, order)
+    repeated = replay.Replay(player, order, FLAGS.without)
     repeated.run(FLAGS.until)
     repeated.say(order.name, FLAGS.look_at)
     if FLAGS.csv:
         repeated.write(FLAGS.csv)
     if FLAGS.center:
         repeated.write_center(FLAGS.center)
+    repeated.check(order.name)
 
 
 def main(_):

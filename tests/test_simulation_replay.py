@@ -1,0 +1,192 @@
+"""Replay: a real run writes its order of pulls and pushes, and is repeated from that alone."""
+
+import csv
+import re
+import shutil
+import sys
+import types
+
+from conftest import load_program, ROOT
+import numpy as np
+from processes import Programs
+import pytest
+from test_seam import defaults, ONE_BY_ONE
+from tfdist import graphs
+from tfdist.quiet import tf
+from tfdist.toy import Problem
+
+SAID = re.compile(r'\w[\w-]+: each loss is that of the run, (to the bit|but for (?P<by>\S+) of it)')
+
+
+def record(programs, directory, folder, *flags, workers=2):
+    """Runs a folder, and has it write its order; returns the directory with both."""
+    run = programs.run_sh(folder, '--train_steps=150', f'--order_dir={directory / "order"}',
+                          f'--model_dir={directory / "model"}', *flags, WORKERS=workers)
+    run.ends_well()
+    return directory
+
+
+def repeat(programs, directory, *flags):
+    """Repeats a run in a process that has nothing but the order; returns the process."""
+    return programs.start([sys.executable, ROOT / 'Simulation' / 'simulate.py',
+                           f'--replay={directory / "order"}',
+                           f'--center={directory / "center.npz"}', *flags])
+
+
+def distance(directory):
+    """Returns the largest difference between the centers of a run and its replay, a float."""
+    real = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(directory / 'model')))
+    replayed = np.load(directory / 'center.npz')
+    assert replayed.files
+    return max(np.abs(real.get_tensor(name) - replayed[name]).max() for name in replayed.files)
+
+
+@pytest.fixture(scope='module')
+def run_once(tmp_path_factory):
+    """The directory of a run of HogWild with two workers."""
+    directory = tmp_path_factory.mktemp('recorded')
+    started = Programs(directory)
+    record(started, directory, 'HogWild', '--learning_rate=0.2')
+    assert not started.end()
+    return directory
+
+
+@pytest.fixture
+def recorded(run_once, tmp_path):
+    """A copy of it, to do anything with."""
+    return shutil.copytree(str(run_once), str(tmp_path / 'copy')) and tmp_path / 'copy'
+
+
+def change(directory, worker, function):
+    """Has a function change what a worker wrote, a dict of arrays."""
+    path = directory / 'order' / f'worker-{worker}.npz'
+    values = dict(np.load(path))
+    function(values)
+    np.savez(path, **values)
+
+
+def test_the_replay_reaches_the_same_center(recorded, programs):
+    run = repeat(programs, recorded, f'--csv={recorded / "updates.csv"}')
+    run.ends_well()
+    said, = run.matches(SAID)
+    assert float(said['by'] or 0) < 1e-5
+    assert distance(recorded) < 1e-5
+    with open(recorded / 'updates.csv', newline='', encoding='utf-8') as file:
+        updates = list(csv.DictReader(file))
+    assert [int(each['step']) for each in updates] == list(range(1, len(updates) + 1))
+    assert {each['worker'] for each in updates} == {'0', '1'} and len(updates) >= 150
+    assert all(int(each['staleness']) == int(each['step']) - 1 - int(each['pulled'])
+               for each in updates)
+
+
+def test_another_order_is_another_run(recorded, programs):
+    """One pull is said to have come one update later than it did."""
+    def later(values):
+        stale, = np.nonzero(values['step'] - values['pulled'] > 1)
+        values['pulled'][stale[0]] += 1
+
+    change(recorded, 1, later)
+    repeat(programs, recorded).fails(r'^--replay: a loss at step \d+ is not that of the run')
+    assert distance(recorded) > 1e-4
+
+
+def test_a_part_of_the_run(recorded, programs):
+    run = repeat(programs, recorded, '--until=20', '--look_at=10')
+    run.ends_well()
+    assert any(line.startswith('HogWild: test accuracy') and 'after 20 steps' in line
+               for line in run.out)
+    assert [int(line.split()[0]) for line in run.out if line.startswith(' ')
+            and line.split()[0].isdigit()] == list(range(6, 15))
+    assert distance(recorded) > 1e-2
+
+
+def test_updates_are_left_out(recorded, programs):
+    """All that was made before is the same, and what is left out moves nothing."""
+    tables = []
+    for flags in [], ['--without=11,12']:
+        repeat(programs, recorded, f'--csv={recorded / "updates.csv"}', *flags).ends_well()
+        with open(recorded / 'updates.csv', newline='', encoding='utf-8') as file:
+            tables.append(list(csv.DictReader(file)))
+    with_them, without = tables
+    assert with_them[:10] == without[:10] and len(with_them) == len(without)
+    ways = [float(each['way']) for each in without]
+    assert ways[10] == ways[11] == 0 and all(ways[:10] + ways[12:])
+    assert without[-1]['center'] != with_them[-1]['center']
+
+
+def test_the_update_after_which_the_loss_explodes(tmp_path, programs):
+    """It is the one that made the center of which a loss is first twice that at the beginning."""
+    record(programs, tmp_path, 'HogWild', '--learning_rate=5')
+    run = repeat(programs, tmp_path, f'--csv={tmp_path / "updates.csv"}')
+    run.ends_well()
+    said, = [match for match in map(re.compile(
+        r'HogWild: the loss is \S+ after update (\d+), by worker (\d) with staleness (\d+); .+'
+        ).fullmatch, run.out) if match]
+    with open(tmp_path / 'updates.csv', newline='', encoding='utf-8') as file:
+        updates = list(csv.DictReader(file))
+    large = [int(each['pulled']) for each in updates
+             if not float(each['loss']) <= 2 * float(updates[0]['loss']) and int(each['pulled'])]
+    made = updates[int(said[1]) - 1]
+    assert int(said[1]) == min(large)
+    assert (made['worker'], made['staleness']) == (said[2], said[3])
+
+
+def test_an_order_that_is_not_whole(recorded, programs):
+    change(recorded, 0, lambda values: values.update(
+        {name: np.delete(values[name], 3) for name in ('pulled', 'step', 'dropped', 'loss')}))
+    repeat(programs, recorded).fails(r'no worker has written down update \d+')
+
+
+def test_no_order(programs, tmp_path):
+    repeat(programs, tmp_path).fails('there is no order of a run')
+
+
+def test_an_order_is_not_written_over(recorded, programs):
+    run = programs.run_sh('HogWild', f'--order_dir={recorded / "order"}')
+    run.fails('has the order of another run', lines=range(1, 3))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize('folder, workers, flags', [
+    ('AGN', 4, []), ('DOWNPOUR-Easy', 4, []), ('DynSGD', 4, []), ('SSP', 4, []),
+    ('AEASGD', 4, []), ('AEAMSGD', 2, []), ('DC-ASGD', 2, ['--variance=adaptive']),
+    ('DOWNPOUR', 2, []), ('SAGN', 2, []), ('Local-SGD', 2, []), ('Synchronous-SGD', 4, []),
+    ('Synchronous-SGD', 3, ['--replicas_to_aggregate=2']), ('HogWild', 1, [])])
+def test_schemes(programs, tmp_path, folder, workers, flags):
+    record(programs, tmp_path, folder, *flags, workers=workers)
+    repeat(programs, tmp_path).ends_well()
+    assert distance(tmp_path) < 1e-5
+
+
+@pytest.mark.parametrize('folder, why', [
+    ('Ring-AllReduce', 'no center'), ('Elastic-Workers', 'come and go'),
+    ('Work-Queue', 'which examples')])
+def test_what_is_not_recorded(programs, tmp_path, folder, why):
+    run = programs.run_sh(folder, f'--order_dir={tmp_path / "order"}')
+    run.fails(f'--order_dir: in this scheme .*{why}.*: such a run is not recorded',
+              lines=range(1, 3))
+
+
+@pytest.mark.parametrize('folder, changes', ONE_BY_ONE)
+def test_pulls_and_pushes_are_whole(folder, changes, tmp_path):
+    """Who touches the center in a recorded run has the lock, of the pull or of the push."""
+    hparams = types.SimpleNamespace(**dict(defaults(folder, **changes), order_dir=str(tmp_path)))
+    program = load_program(folder)
+    with tf.Graph().as_default():
+        center = [tf.get_variable(f'x{i}', initializer=1.) for i in range(3)]
+        step = tf.train.get_or_create_global_step()
+
+        def loss_at(values):
+            return sum(tf.square(value) for value in values), tf.constant(0.)
+
+        try:
+            scheme = program.Scheme(Problem(loss_at, center), step, hparams, 0, 2)
+        except SystemExit as error:
+            assert 'is not recorded' in str(error)
+            return
+        handles = {variable.handle.op for variable in [*center, step]}
+        touch = [op for op in graphs.ancestors(scheme.train_op.values())
+                 if handles & {tensor.op for tensor in op.inputs}]
+    locks = {lock for op in touch for lock in op.control_inputs if lock.type == 'MutexLock'}
+    assert len(touch) >= 8 and len(locks) >= 2
+    assert all(locks & set(op.control_inputs) for op in touch)
