@@ -121,6 +121,9 @@ class Replay:
         self._together = player.scheme.complete is not None
         if self._together and self._without:
             sys.exit('--without: in this scheme all workers make each update together.')
+        if not self._together and sum(map(len, order.rows)) > order.last_step:
+            sys.exit('--replay: some updates were made twice. A ps was lost: such a run cannot be '
+                     'repeated.')
         player.restore(order.start)
         for worker, own in enumerate(order.own):
             player.begin(worker, own)

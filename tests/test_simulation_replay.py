@@ -137,6 +137,13 @@ def test_an_order_that_is_not_whole(recorded, programs):
     repeat(programs, recorded).fails(r'no worker has written down update \d+')
 
 
+def test_a_step_that_was_made_twice(recorded, programs):
+    change(recorded, 0, lambda values: values.update(
+        {name: np.append(values[name], values[name][-1:]) for name in ('pulled', 'step', 'dropped',
+                                                                       'loss')}))
+    repeat(programs, recorded).fails('some updates were made twice')
+
+
 def test_no_order(programs, tmp_path):
     repeat(programs, tmp_path).fails('there is no order of a run')
 

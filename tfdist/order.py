@@ -18,6 +18,7 @@ import atexit
 import json
 import os
 import sys
+import tempfile
 import time
 
 from absl import flags
@@ -57,6 +58,12 @@ class Recorder(tf.train.SessionRunHook):
         check(scheme, hparams, num_workers)
         self._directory, self._task_index = hparams.order_dir, task_index
         self._workers = num_workers
+        try:
+            os.makedirs(self._directory, exist_ok=True)
+            tempfile.TemporaryFile(dir=self._directory).close()
+        except OSError as error:
+            sys.exit(f'--order_dir={self._directory} cannot be made or written to: '
+                     f'{error.strerror}.')
         if os.path.exists(self._file()):
             sys.exit(f'--order_dir={self._directory} has the order of another run. Give a new one.')
         self._scheme, self._rows, self._began = scheme, [], False
@@ -77,10 +84,9 @@ class Recorder(tf.train.SessionRunHook):
 
     def after_create_session(self, session, coord):
         """Writes what there is at the beginning, and waits until all have done so."""
-        if self._began:  # a ps was lost: there are steps that nobody has written down
+        if self._began:  # a ps was lost, and steps with it: who repeats the run finds that
             return
         self._began = True
-        os.makedirs(self._directory, exist_ok=True)
         if self._task_index == 0:
             self._write_start(session)
         own = session.run(self._scheme.own)

@@ -74,7 +74,8 @@ class Seam:
         Args:
           network: `building.Network` or `toy.Problem`, what is trained.
           global_step: integer `tf.Variable`, counts updates of the center.
-          hparams: object with the scheme's hyperparameters as attributes, named as its flags.
+          hparams: object with the scheme's hyperparameters as attributes, named as its flags;
+            with an `order_dir` the order of its runs is recorded, see `order`.
           task_index: int, which worker this is.
           num_workers: int, how many there are.
         """
