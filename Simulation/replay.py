@@ -27,7 +27,9 @@ flags.DEFINE_string('center', None, 'file for the center at the end of a replay,
 # Flags of a run that say where it is and where it writes: they are no part of what is repeated.
 _OF_THE_PLACE = {'ps_hosts', 'worker_hosts', 'chief_hosts', 'task_index', 'model_dir', 'order_dir',
                  'notes_dir', 'traced_runs', 'eval_every_secs', 'stop_after_evals_without_gain'}
-_ARITHMETIC = 1e-5  # relative: a loss that differs by more than that is another one
+# Relative: a loss that differs by more is another one. What several push at once is summed up as it
+# comes, and what that rounds off grows while they train.
+_ARITHMETIC = 1e-3
 _EXPLODED = 2  # a loss of so many times the first one
 _AROUND = 4  # updates shown on either side of one
 
@@ -251,8 +253,8 @@ class Replay:
         if self._without:
             return
         if self.other is not None:
-            sys.exit(f'--replay: a loss at step {self.other} is not that of the run, by '
-                     f'{self.differs:.1g} of it: the model is random itself, or the order, flags '
-                     'or data are others.')
+            sys.exit(f'--replay: a loss at step {self.other} is not that of the run; they differ '
+                     f'by up to {self.differs:.1g} of it: the model is random itself, or the '
+                     'order, flags or data are others.')
         console.say(name, 'each loss is that of the run, '
                     + (f'but for {self.differs:.1g} of it' if self.differs else 'to the bit'))
