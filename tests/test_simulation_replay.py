@@ -1,6 +1,7 @@
 """Replay: a real run writes its order of pulls and pushes, and is repeated from that alone."""
 
 import csv
+import json
 import re
 import shutil
 import sys
@@ -146,6 +147,13 @@ def test_a_step_that_was_made_twice(recorded, programs):
         {name: np.append(values[name], values[name][-1:]) for name in ('pulled', 'step', 'dropped',
                                                                        'loss')}))
     repeat(programs, recorded).fails('some updates were made twice')
+
+
+def test_another_tensorflow(recorded, programs):
+    path = recorded / 'order' / 'run.json'
+    path.write_text(json.dumps(dict(json.loads(path.read_text(encoding='utf-8')),
+                                    tensorflow='0.12')), encoding='utf-8')
+    repeat(programs, recorded).fails('that run was on TensorFlow 0.12, and this is ')
 
 
 def test_no_order(programs, tmp_path):
