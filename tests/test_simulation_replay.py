@@ -174,7 +174,8 @@ def test_an_order_is_not_written_over(recorded, programs):
 def test_schemes(programs, tmp_path, folder, workers, flags):
     record(programs, tmp_path, folder, *flags, workers=workers)
     repeat(programs, tmp_path).ends_well()
-    assert distance(tmp_path) < 1e-5
+    # What several push into one sum comes in any order, and is rounded otherwise.
+    assert distance(tmp_path) < (1e-3 if 'Synchronous' in folder and workers > 2 else 1e-5)
 
 
 @pytest.mark.parametrize('folder, why', [
