@@ -92,14 +92,18 @@ class Table:
           scheme: `Scheme`.
           asked: dict of strings by names of flags, which are columns.
         """
-        row = dict(asked, scheme=scheme.name)
-        key = self._key(row)
-        if key not in self.rows:
-            row.update((name, str(value)) for name, value in scheme.simulate(asked).items())
+        found = self.row(scheme.name, asked)
+        if found is None:
+            found = dict(asked, scheme=scheme.name)
+            found.update((name, str(value)) for name, value in scheme.simulate(asked).items())
             with self._lock:
-                self._write(row)
-                self.rows[key] = row
-        return self.rows[key]
+                self._write(found)
+                self.rows[self._key(found)] = found
+        return found
+
+    def row(self, name, asked):
+        """Returns the row of a scheme's name and what was asked for, or None if there is none."""
+        return self.rows.get(self._key(dict(asked, scheme=name)))
 
     def _write(self, row):
         """Adds a row to the file: a run that is cut off has lost nothing but what was under way."""

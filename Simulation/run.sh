@@ -3,6 +3,9 @@
 #
 #     bash run.sh --scheme=AGN --workers=128
 #     bash run.sh --scheme=AGN --help        all flags, those of the scheme, too
+#     bash run.sh --replay=DIR               repeats a real run
+#     bash run.sh --study                    all schemes with 1 to 1,024 workers
+#     bash run.sh --claims                   what papers claim, and whether it holds
 #     bash run.sh --validate                 simulated against really run, on this machine
 set -u
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -12,8 +15,10 @@ command -v "$python" >/dev/null || {
   echo "run.sh: there is no $python; make .venv beside the folder, or set PYTHON=" >&2
   exit 1
 }
-program=simulate.py
 case ${1:-} in
-  --validate) program=validate.py; shift ;;
+  --claims*) program=claims ;;
+  --study) program=study ;;
+  --validate) program=validate; shift ;;
+  *) program=simulate ;;
 esac
-exec "$python" "$here/$program" "$@"
+exec "$python" "$here/$program.py" "$@"
