@@ -24,7 +24,7 @@ from plots import COLOURS, MARKERS, plt, STYLE  # noqa: E402
 
 RESULTS = HERE / 'results'
 README = HERE / 'README.md'
-_TABLE = re.compile(r'(?<=<!-- the table of claims.py -->\n\n).*?(?=\n<!-- its end -->)', re.DOTALL)
+_TABLE = re.compile(r'(?<=<!-- the table of claims.py -->\n).*?(?=<!-- its end -->)', re.DOTALL)
 
 
 class Found:
@@ -107,11 +107,12 @@ def draw(claim, found, path):
 
 
 def lines_of(judged):
-    """Returns the table, lines of Markdown, of a dict of verdicts and figures by claim."""
+    """Returns the table and the pictures, Markdown, of a dict of verdicts and figures by claim."""
     lines = ['| | the claim | here | what is seen |', '|---|---|---|---|']
     for claim, (verdict, seen) in judged.items():
-        lines.append(f'| [{claim.name}](results/{picture_of(claim)}) | {claim.says} '
-                     f'({claim.paper}; {claim.where}) | {verdict} | {seen} |')
+        lines.append(f'| {claim.name} | {claim.says} ({claim.paper}; {claim.where}) | {verdict} '
+                     f'| {seen} |')
+    lines += [f'\n![{claim.name}: {claim.paper}](results/{picture_of(claim)})' for claim in judged]
     return ''.join(f'{line}\n' for line in lines)
 
 
@@ -157,8 +158,8 @@ def main(arguments):
         print(f'{claim.name}: {verdict}: {seen}')
     if options.results_dir == RESULTS:
         text = README.read_text(encoding='utf-8')
-        table = lines_of(judge(papers.CLAIMS, table))
-        README.write_text(_TABLE.sub(lambda _: table, text), encoding='utf-8')
+        lines = lines_of(judge(papers.CLAIMS, table))
+        README.write_text(_TABLE.sub(lambda _: f'\n{lines}\n', text), encoding='utf-8')
 
 
 if __name__ == '__main__':

@@ -1,6 +1,7 @@
 """What papers claim, each as an experiment: what is simulated, whether it holds, and a picture."""
 
 import collections
+import math
 
 VERDICTS = 'holds', 'holds in part', 'does not hold'
 # The flags that say which simulation it is, columns of the table.
@@ -132,7 +133,7 @@ class Staleness(Claim):
     def panels(found):
         equal = {number: max(number - 1, 0) for number in _RATES}
         return [Panel('accuracy', 'step size', 'test accuracy',
-                      {f'{number} workers': found.line(number) for number in found.sweeps}, False),
+                      {f'N = {number}': found.line(number) for number in found.sweeps}, False),
                 Panel('how late', 'workers', 'mean staleness',
                       {'simulated': Staleness.late(found), 'N - 1': equal}, False)]
 
@@ -145,28 +146,26 @@ class Stability(Claim):
             'window of 5 on, with 20 from 1 on.')
     folders = ['AGN', 'DOWNPOUR-Easy', 'DOWNPOUR']
     sweeps = dict(
-        {name: sweep(scheme, over('workers', [1, 2, 4, 8, 16, 32, 64]), learning_rate=rate,
-                     local_steps=8000, **flags)
-         for name, scheme, rate, flags in (
-             ('AGN', 'AGN', .1, {'communication_window': 10}),
-             ('DOWNPOUR-Easy', 'DOWNPOUR-Easy', .1, {'communication_window': 10}),
-             ('DOWNPOUR-Easy, a tenth', 'DOWNPOUR-Easy', .01, {'communication_window': 10}),
-             ('DOWNPOUR', 'DOWNPOUR', .1, {}))},
+        {name: sweep(scheme, over('workers', numbers), learning_rate=rate, local_steps=8000, **flags)
+         for name, scheme, numbers, rate, flags in (
+             ('AGN', 'AGN', [1, 2, 4, 8, 16, 32, 64], .1, {'communication_window': 10}),
+             ('DOWNPOUR-Easy', 'DOWNPOUR-Easy', [1, 2, 4, 8, 16, 32, 64], .1,
+              {'communication_window': 10}),
+             ('DOWNPOUR-Easy, a tenth', 'DOWNPOUR-Easy', [8, 16, 32, 64], .01,
+              {'communication_window': 10}),
+             ('DOWNPOUR', 'DOWNPOUR', [1, 2, 4, 8, 16, 32, 64], .1, {}))},
         **{f'{number} workers': sweep(
             'DOWNPOUR-Easy', over('communication_window', [1, 5, 10, 20]), workers=number,
             learning_rate=.1, local_steps=6000) for number in (10, 20)})
 
     @staticmethod
     def judge(found):
-        stable = {name: _learns(found.line(name)) or 0 for name in
-                  ('AGN', 'DOWNPOUR-Easy', 'DOWNPOUR-Easy, a tenth')}
+        mine, plain, tenth = (_learns(found.line(name)) or 0 for name in
+                              ('AGN', 'DOWNPOUR-Easy', 'DOWNPOUR-Easy, a tenth'))
         ten, twenty = found.line('10 workers'), found.line('20 workers')
-        return _verdict(
-            stable['AGN'] > stable['DOWNPOUR-Easy'],
-            _learns(ten) == 1 and _learns(twenty) is None), (
-            'with a window of 10 and equal step sizes AGN learns with up to {AGN} workers, '
-            'DOWNPOUR-Easy with {DOWNPOUR-Easy}, and with a tenth of the step size with '
-            '{DOWNPOUR-Easy, a tenth}; '.format_map(stable) +
+        return _verdict(mine > plain, _learns(ten) == 1 and _learns(twenty) is None), (
+            f'with a window of 10 and equal step sizes AGN learns with up to {mine} workers, '
+            f'DOWNPOUR-Easy with {plain}, and with a tenth of the step size with {tenth}; '
             f'DOWNPOUR-Easy with windows of {_listed(list(ten))} comes to {_listed(ten, ".2f")} '
             f'with 10 workers, {_listed(twenty, ".2f")} with 20')
 
@@ -291,9 +290,10 @@ class Delay(Claim):
 
 
 _BOUNDS = [0, 1, 3, 10, 30]
-# How long steps take, and how many seeds that needs.
-_STRAGGLERS = {'now and then': ('pareto:1ms:1.5', 3),
-               'one always': (','.join(['2ms'] * 15 + ['16ms']), 1)}
+_NOW_AND_THEN = 'pareto:1ms:1.5'
+_STRAGGLERS = {'now and then': (_NOW_AND_THEN, .1),
+               'one always': (','.join(['2ms'] * 15 + ['16ms']), .1),
+               'now and then, step size 0.2': (_NOW_AND_THEN, .2)}
 
 
 class Bound(Claim):
@@ -304,12 +304,12 @@ class Bound(Claim):
             'than in lock-step and than without a bound.')
     folders = ['SSP']
     sweeps = dict(
-        {name: sweep('SSP', over('staleness_bound', _BOUNDS), seeds, workers=16, step=step,
-                     learning_rate=.1, local_steps=3000, tests=50)
-         for name, (step, seeds) in _STRAGGLERS.items()},
-        **{f'{name}, no bound': sweep('HogWild', {'none': {}}, seeds, workers=16, step=step,
-                                      learning_rate=.1, local_steps=3000, tests=50)
-           for name, (step, seeds) in _STRAGGLERS.items()})
+        {name: sweep('SSP', over('staleness_bound', _BOUNDS), workers=16, step=step,
+                     learning_rate=rate, local_steps=3000, tests=50)
+         for name, (step, rate) in _STRAGGLERS.items()},
+        **{f'{name}, no bound': sweep('HogWild', {'none': {}}, workers=16, step=step,
+                                      learning_rate=rate, local_steps=3000, tests=50)
+           for name, (step, rate) in _STRAGGLERS.items()})
 
     @staticmethod
     def lines(found, figure):
@@ -320,15 +320,16 @@ class Bound(Claim):
     @staticmethod
     def judge(found):
         waits, times = (Bound.lines(found, figure) for figure in ('waits', 'target_seconds'))
-        less, faster, said = [], [], []
+        parts, said = [], []
         for name in _STRAGGLERS:
             share, seconds = list(waits[name].values()), list(times[name].values())
-            less.append(all(later < first for first, later in zip(share, share[1:])))
-            faster.append(min(seconds[1:-1]) < min(seconds[0], seconds[-1]))
+            # Who never comes there is slower than anybody.
+            first, *bounded, none = [math.inf if math.isnan(time) else time for time in seconds]
+            parts += [all(later < before for before, later in zip(share, share[1:])),
+                      min(bounded) < first, min(bounded) < none]
             said.append(f'stragglers {name}: waits {_listed(share, ".0%")}, 95 % after '
                         f'{_listed(seconds, ".2f")} s')
-        return _verdict(*less, *faster), (
-            f'bounds {_listed(list(waits["one always"]))}; {"; ".join(said)}')
+        return _verdict(*parts), f'bounds {_listed(list(times["one always"]))}; {"; ".join(said)}'
 
     @staticmethod
     def panels(found):
@@ -340,7 +341,7 @@ class Bound(Claim):
 
 
 _BACKUPS = {backups: {'replicas_to_aggregate': 50 - backups}
-            for backups in (0, 2, 4, 8, 16, 25)}
+            for backups in (0, 2, 4, 8, 25)}
 
 
 class Backups(Claim):
@@ -383,8 +384,8 @@ class Windows(Claim):
     folders = ['Local-SGD', 'SAGN']
     sweeps = {scheme: sweep(scheme, over('communication_window', windows), workers=8,
                             cluster='sites', learning_rate=.1, local_steps=8192, tests=100)
-              for scheme, windows in (('Local-SGD', [1, 2, 4, 8, 16, 32, 64]),
-                                      ('SAGN', [1, 4, 16, 64]))}
+              for scheme, windows in (('Local-SGD', [1, 4, 16, 32, 64]),
+                                      ('SAGN', [1, 16, 64]))}
 
     @staticmethod
     def judge(found):
