@@ -14,6 +14,7 @@ import re
 import sys
 
 import experiments
+from matplotlib import ticker
 import papers
 import tqdm
 
@@ -96,11 +97,15 @@ def draw(claim, found, path):
             axes.set_xticklabels(places)
             if panel.log:
                 axes.set_yscale('log')
+                axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+                axes.yaxis.set_minor_locator(ticker.NullLocator())
+                axes.yaxis.set_major_formatter('{x:,g}')
             elif panel.y == 'test accuracy':
                 axes.set_ylim(0, 1.02)
             else:
                 axes.set_ylim(bottom=0)
-            axes.legend()
+            if axes is all_axes[0][0] or list(panel.lines) != list(panels[0].lines):
+                axes.legend()
         figure.tight_layout()
         figure.savefig(str(path))
         plt.close(figure)

@@ -75,7 +75,8 @@ class Mistaken(claims.Found):
     (papers.Elastic, {'AEASGD': 'DOWNPOUR-Easy', 'AEAMSGD': 'DOWNPOUR-Easy'}),
     # With a lambda of 0 it is HogWild.
     (papers.Delay, {'constant': 'HogWild', 'adaptive': 'HogWild'}),
-    (papers.Bound, {'now and then, no bound': 'now and then'}),
+    (papers.Bound, {name: f'{name}, no bound' for name in papers.Bound.sweeps
+                    if 'no bound' not in name}),
     (papers.Backups, {'pareto:1ms:1.5': 'lognormal:2ms:0.1'}),
     (papers.Windows, {'Local-SGD': 'SAGN'}),
     (papers.Scaling, {'scaled': 'not scaled', 'scaled, warm-up': 'not scaled'})])
