@@ -72,7 +72,8 @@ class Mistaken(claims.Found):
     (papers.Stability, {'AGN': 'DOWNPOUR-Easy'}),
     (papers.Stability, {'10 workers': 'DOWNPOUR-Easy, a tenth'}),
     (papers.Heterogeneity, {'DynSGD': 'DynSGD, 1/N'}),
-    (papers.Elastic, {'AEASGD': 'DOWNPOUR-Easy', 'AEAMSGD': 'DOWNPOUR-Easy'}),
+    (papers.Elastic, {'DOWNPOUR-Easy': 'AEASGD', 'AEASGD': 'DOWNPOUR-Easy',
+                      'AEAMSGD': 'DOWNPOUR-Easy'}),
     # With a lambda of 0 it is HogWild.
     (papers.Delay, {'constant': 'HogWild', 'adaptive': 'HogWild'}),
     (papers.Bound, {name: f'{name}, no bound' for name in papers.Bound.sweeps
