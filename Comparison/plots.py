@@ -1,7 +1,7 @@
-"""The pictures of the comparison: colours that all can tell apart, small panels, few lines in each.
+"""The pictures of the comparison: small panels, few lines in each.
 
 Each function takes the rows of results.csv and returns a figure, or None if they have nothing for
-it. The colours are those of Okabe and Ito, but for the last one.
+it.
 """
 
 import collections
@@ -10,23 +10,15 @@ import statistics
 
 from examples import BARE, examples, GROUPS
 import matplotlib
-import matplotlib.ticker
 import numpy as np
 import report
 import scaling
+from style import COLOURS, GREY, logarithmic, MARKERS, STYLE
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt  # noqa: E402
 
-COLOURS = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000', '#882255']
-MARKERS = 'os^Dv<>P'
 GROUP_COLOURS = dict(zip(GROUPS, ['#000000', *COLOURS]))
-GREY = '#999999'
-STYLE = {'figure.dpi': 100, 'savefig.dpi': 110, 'font.size': 9, 'axes.spines.top': False,
-         'axes.spines.right': False, 'axes.grid': True, 'grid.color': '#E6E6E6',
-         'axes.axisbelow': True, 'legend.frameon': False, 'legend.fontsize': 8,
-         'figure.facecolor': 'white', 'axes.titlesize': 9, 'axes.titleweight': 'bold',
-         'axes.titlelocation': 'left'}
 SHORT = {'Synchronous-SGD-different-learning-rates': 'Synchronous-SGD, own rates',
          'Multiple-GPUs-Single-Machine': 'Multiple-GPUs, towers'}
 
@@ -86,7 +78,7 @@ def accuracy(rows):
                     panel.plot(*drawn, color=colour, label=short(example.name), marker=marker,
                                markersize=3.5, markevery=10)
             panel.set_ylim(0.7, 1)
-        _logarithmic(panels[0], 'x')
+        logarithmic(panels[0], 'x')
         panels[1].set_xlim(left=0)
         panels[0].set_title(group)
         panels[0].set_ylabel('test accuracy')
@@ -106,10 +98,10 @@ def overview(rows):
     panels = [('test accuracy', 'accuracy', False), ('seconds to 95 %', 'seconds_to_95', True),
               ('local steps/s', 'rate', True), ('bytes per local step', 'sent', True)]
     places = range(len(found))
-    for panel, (title, figure_name, logarithmic) in zip(axes, panels):
+    for panel, (title, figure_name, is_logarithmic) in zip(axes, panels):
         for place, summary in zip(places, found):
             value = getattr(summary, figure_name)
-            if value is None or (logarithmic and not value):
+            if value is None or (is_logarithmic and not value):
                 text = 'none' if figure_name == 'sent' else 'not reached'
                 panel.text(0.02, place, text, va='center', fontsize=7, color=GREY,
                            transform=panel.get_yaxis_transform())
@@ -118,8 +110,8 @@ def overview(rows):
                            xerr=summary.spread if figure_name == 'accuracy' else None,
                            color=GROUP_COLOURS[summary.example.group])
         panel.set_title(title)
-        if logarithmic:
-            _logarithmic(panel, 'x', (1, 2, 5) if figure_name == 'seconds_to_95' else (1, 3))
+        if is_logarithmic:
+            logarithmic(panel, 'x', (1, 2, 5) if figure_name == 'seconds_to_95' else (1, 3))
         panel.tick_params(axis='y', length=0)
     lowest = min(each.accuracy for each in found if each.accuracy is not None)
     axes[0].set_xlim(max(0.8, lowest - 0.01), 1)
@@ -133,15 +125,6 @@ def overview(rows):
     figure.legend(handles, list(groups(rows)), loc='lower center', ncol=4)
     figure.tight_layout(rect=(0, 0.9 / (2.5 * len(found)), 1, 1))
     return figure
-
-
-def _logarithmic(panel, axis, steps=(1, 2, 5)):
-    """Makes an axis, 'x' or 'y', logarithmic, with plain numbers at `steps` of each decade."""
-    getattr(panel, f'set_{axis}scale')('log')
-    its = getattr(panel, f'{axis}axis')
-    its.set_major_locator(matplotlib.ticker.LogLocator(subs=steps))
-    its.set_major_formatter('{x:,g}')
-    its.set_minor_locator(matplotlib.ticker.NullLocator())
 
 
 def _against(rows, experiment, column, label):
@@ -165,7 +148,7 @@ def _against(rows, experiment, column, label):
             panel.set_xticks(values)
             panel.set_xticklabels(values)
             panel.minorticks_off()
-        _logarithmic(panels[0], 'y')
+        logarithmic(panels[0], 'y')
         panels[0].set_title(group)
         panels[0].set_ylabel('local steps/s of all workers')
         panels[1].set_ylabel('test accuracy')
@@ -202,7 +185,7 @@ def latency(rows):
         x, y = zip(*sorted(points))
         panel.plot(x, y, color=colour, marker=marker, markersize=5, label=name)
     panel.legend(loc='center left', bbox_to_anchor=(1, 0.5))  # beside: some lines lie together
-    _logarithmic(panel, 'y')
+    logarithmic(panel, 'y')
     panel.set_xticks(sorted({x for points in lines.values() for x, _ in points}))
     panel.set_xlabel('round-trip time of the network, ms')
     panel.set_ylabel('local steps/s of all workers')
@@ -289,11 +272,11 @@ def model(rows):
                                                 costs._replace(step=scaling.LARGE_STEP), there)
                        for n in x], color=colour, label=name)
     left.set_title('this machine: measured (points), model (lines)')
-    _logarithmic(left, 'y')
+    logarithmic(left, 'y')
     left.set_ylabel('local steps/s of all workers')
     right.set_title('predicted: 100 MB, 0.1 s a step, 8 servers, 10 Gbit/s')
-    _logarithmic(right, 'x', (1,))
-    _logarithmic(right, 'y', (1,))
+    logarithmic(right, 'x', (1,))
+    logarithmic(right, 'y', (1,))
     right.legend(loc='upper left')
     for panel in left, right:
         panel.set_xlabel('workers')
@@ -316,7 +299,7 @@ def models(rows):
                 panel.plot(ratio, place, 'o', markersize=5, color=colours[folder])
         panel.axvline(1, color=GREY, linestyle='--')
         panel.set_title(title)
-        _logarithmic(panel, 'x')
+        logarithmic(panel, 'x')
         panel.tick_params(axis='y', length=0)
     axes[1].set_xlabel('local steps/s of two workers, in those of one process')
     axes[0].set_yticks(range(len(found)))

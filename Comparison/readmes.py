@@ -48,6 +48,26 @@ def commands(block):
     return [words for words in found if words[0] in PROGRAMS and '--readmes' not in words]
 
 
+def fill(path, parts):
+    """Puts parts of a README between their markers.
+
+    Args:
+      path: path of the README.
+      parts: dict of strings in Markdown by the names in the markers.
+
+    Raises:
+      SystemExit: if a marker is missing.
+    """
+    text = path.read_text(encoding='utf-8')
+    for part, content in parts.items():
+        begin, end = f'<!-- {part} begins -->', f'<!-- {part} ends -->'
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise SystemExit(f'{path} has not once {begin} and {end}.')
+        before, _, after = text.partition(begin)
+        text = f'{before}{begin}\n\n{content}\n\n{end}{after.partition(end)[2]}'
+    path.write_text(text, encoding='utf-8')
+
+
 def cells(line):
     """Returns the cells of a line of a table, a list of strings."""
     return [cell.strip() for cell in line.strip().strip('|').split('|')]

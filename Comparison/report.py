@@ -5,6 +5,7 @@ import csv
 import statistics
 
 from examples import BARE, examples, GROUPS, ROOT
+import readmes
 import scaling
 
 TABLE = 'table', 'quick'  # the experiments with the runs of the table
@@ -312,12 +313,4 @@ def publish(rows, pictures, root=ROOT):
                  'pictures': '\n\n'.join(f'![{caption}](results/{name}.png)\n\n{caption}.'
                                          for name, caption in pictures.items())}}
     for name, of_readme in parts.items():
-        path = root / name
-        text = path.read_text(encoding='utf-8')
-        for part, content in of_readme.items():
-            begin, end = f'<!-- {part} begins -->', f'<!-- {part} ends -->'
-            if text.count(begin) != 1 or text.count(end) != 1:
-                raise SystemExit(f'{path} has not once {begin} and {end}.')
-            before, _, after = text.partition(begin)
-            text = f'{before}{begin}\n\n{content}\n\n{end}{after.partition(end)[2]}'
-        path.write_text(text, encoding='utf-8')
+        readmes.fill(root / name, of_readme)

@@ -1,0 +1,160 @@
+"""What the study asks for: workers, clusters, and for each a step size that is searched for."""
+
+import functools
+
+import schemes
+
+# Equal examples: so many local steps, of 32 examples, of all workers together.
+LENGTH = {'local_steps': '10000', 'tests': '100'}
+COLUMNS = ['workers', 'cluster', 'step', 'learning_rate', 'server_learning_rate',
+           'communication_window', 'local_steps', 'tests']
+# At these numbers of workers all step sizes are the same, and those that the search begins with.
+FIXED = 1, 8, 32, 128, 1024
+# First each fourth number, then those between them: the search begins where N / 4, or N / 2, ended.
+COARSE, BETWEEN = (1, 4, 16, 64, 256, 1024), (2, 8, 32, 128, 512)
+NUMBERS = sorted(COARSE + BETWEEN)
+SOME = 64  # workers, with stragglers and with heavy tails
+CLUSTERS = 'ethernet', 'sites'
+STEPS = {'none': '', 'stragglers': ','.join(['2ms'] * 9 + ['10ms']), 'tails': 'pareto:1ms:2'}
+FACTOR, FARTHEST = 3, 8  # of the grid of step sizes; and how far it goes from the fixed one
+# A step size of another kind than that of SGD: that of Adagrad.
+RATES = {'DOWNPOUR': ('server_learning_rate', 0.05)}
+RATE = 'learning_rate', 0.1
+# Folders whose updates are those of another one: what differs in them is nothing that a step size
+# would be tuned for. They run with the fixed one.
+ALIKE = {'Distributed-Setup': 'HogWild', 'Elastic-Workers': 'HogWild',
+         'Parameter-Placement': 'HogWild', 'Work-Queue': 'HogWild',
+         'Synchronous-SGD-different-learning-rates': 'Synchronous-SGD'}
+# It reads files that somebody has to write first, one for each worker at least.
+WITHOUT = {'Distributed-MNIST'}
+LEARNS = 0.2  # accuracy of who has learned anything; chance is 0.1
+PATIENCE = 3  # so many times it goes on to a smaller step size although nothing is learned
+
+
+class MissingError(Exception):
+    """What is asked for has not been simulated."""
+
+
+class Absent:
+    """Stands for a `Scheme` where nothing is simulated."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def simulate(self, asked):
+        raise MissingError(self.name, asked)
+
+
+def names():
+    """Returns the schemes to simulate, a list of strings."""
+    return [name for name in schemes.folders() if name not in WITHOUT]
+
+
+@functools.lru_cache(maxsize=None)
+def _has_window(name):
+    return 'communication_window=' in (schemes.ROOT / name / 'worker.py').read_text(
+        encoding='utf-8')
+
+
+def rate_of(name, exponent):
+    """Returns the flag of a scheme's step size, and one of the grid of these, two strings."""
+    flag, middle = RATES.get(name, RATE)
+    return flag, f'{middle * FACTOR ** exponent:.3g}'
+
+
+def asked(name, workers, exponent=0, cluster=CLUSTERS[0], steps='none'):
+    """Returns what to simulate, a dict of strings by names of flags.
+
+    Args:
+      name: string, of a scheme.
+      workers: int.
+      exponent: int, of FACTOR in the step size.
+      cluster: string, of CLUSTERS.
+      steps: string, of STEPS.
+    """
+    flag, rate = rate_of(name, exponent)
+    found = dict(LENGTH, workers=str(workers), cluster=cluster, **{flag: rate})
+    if STEPS[steps]:
+        found['step'] = STEPS[steps]
+    if _has_window(name):
+        found['communication_window'] = '10'
+    return found
+
+
+def _worth(row):
+    """Returns what a row is judged by, a tuple: the first is 0 if nothing has been learned."""
+    accuracy = float(row['accuracy'])
+    if accuracy < LEARNS or row['diverged'] == '1':
+        return 0., 0.
+    return accuracy, -float(row['loss'])
+
+
+def search(measure, start):
+    """Finds the best exponent: downwards while it gets better, or, if it does not, upwards.
+
+    Args:
+      measure: function of an exponent that returns a row.
+      start: int.
+
+    Returns:
+      int, of those that were measured the one with the highest accuracy, of equal ones the one with
+      the lowest loss.
+    """
+    worths = {start: _worth(measure(start))}
+    for direction in -1, 1:
+        here = start
+        while abs(here) < FARTHEST:
+            there = here + direction
+            worths[there] = _worth(measure(there))
+            # Who has not learned anything may do so with a smaller one yet.
+            is_lost = direction < 0 and not worths[here][0] and start - there <= PATIENCE
+            if worths[there] <= worths[here] and not is_lost:
+                break
+            here = there
+        if max(worths, key=worths.get) != start:
+            break
+    return max(worths, key=worths.get)
+
+
+class Study:
+    """What is asked of one scheme.
+
+    Attributes:
+      name: string.
+    """
+
+    def __init__(self, table, scheme):
+        """Takes an `experiments.Table`, and an `experiments.Scheme` or an `Absent`."""
+        self.name, self._table, self._scheme, self._tuned = scheme.name, table, scheme, {}
+
+    def row(self, *args, **kwargs):
+        """Returns the row of a simulation, see `asked`; raises MissingError if there is none."""
+        return self._table.simulate(self._scheme, asked(self.name, *args, **kwargs))
+
+    def tuned(self, workers):
+        """Returns the exponent of the step size that is best with so many workers, an int."""
+        if workers not in self._tuned:
+            earlier = (workers // 4 if workers in COARSE else workers // 2)
+            start = self.tuned(earlier) if earlier else 0
+            self._tuned[workers] = search(functools.partial(self.row, workers), start)
+        return self._tuned[workers]
+
+    def tuned_row(self, workers, *args, **kwargs):
+        """Returns the row with the step size that is best with so many workers; see `row`."""
+        return self.row(workers, self.tuned(workers), *args, **kwargs)
+
+    def fixed(self):
+        """Asks for all numbers of workers with the step size of all."""
+        for workers in FIXED:
+            self.row(workers)
+
+    def scale(self, numbers):
+        """Asks for some numbers of workers with tuned step sizes, on all clusters."""
+        for workers in numbers:
+            for cluster in CLUSTERS:
+                self.tuned_row(workers, cluster)
+
+    def disturb(self):
+        """Asks for some workers with stragglers, and with heavy tails."""
+        for steps in STEPS:
+            self.tuned_row(SOME, steps=steps)
