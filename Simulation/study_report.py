@@ -2,6 +2,7 @@
 
 import statistics
 import sys
+import textwrap
 
 import experiments
 from study_cases import (Absent, ALIKE, CLUSTERS, FIXED, MissingError, names, NUMBERS, rate_of,
@@ -69,9 +70,9 @@ def _link(study):
     return f'[{study.name}](../{study.name}/)'
 
 
-def _table(head, lines):
-    """Returns a table in Markdown; the first column is of words."""
-    rows = [head, ['---', *['---:'] * (len(head) - 1)], *lines]
+def _table(head, lines, align='---:'):
+    """Returns a table in Markdown; the first column is of words, the others are as `align` says."""
+    rows = [head, ['---', *[align] * (len(head) - 1)], *lines]
     return '\n'.join(f'| {" | ".join(cells)} |' for cells in rows)
 
 
@@ -161,7 +162,7 @@ def guide(table):
                           f'{most:.3f}: {_names(best)}',
                           f'{len(rows) - len(soon)} of {len(rows)}'])
     return _table(['network', 'workers', '95 % soonest', 'at most a quarter later',
-                   'most accurate', 'who does not come to 95 %'], lines)
+                   'most accurate', 'who does not come to 95 %'], lines, '---')
 
 
 def conditions(table):
@@ -183,7 +184,7 @@ def conditions(table):
     if left:
         text += (' Empty cells are not simulated yet, `make simulate ARGS=--study` goes on with '
                  f'them: {", ".join(dict.fromkeys(left))}.')
-    return text
+    return textwrap.fill(text, 100, break_on_hyphens=False)
 
 
 def alike(table):
@@ -195,9 +196,10 @@ def alike(table):
         rows = [pair for pair in rows if None not in pair]
         equal = all(one['accuracy'] == two['accuracy'] for one, two in rows)
         (same if equal else other).append(f'{name} ({original})')
-    return (f'To the digit those of the one in brackets: {", ".join(same) or "none"}. The updates '
-            f'of the one in brackets, in another order or on other examples: '
-            f'{", ".join(other) or "none"}.')
+    return textwrap.fill(
+        f'To the digit those of the one in brackets: {", ".join(same) or "none"}. The updates of '
+        'the one in brackets, in another order or on other examples: '
+        f'{", ".join(other) or "none"}.', 100, break_on_hyphens=False)
 
 
 def parts(table):
