@@ -118,8 +118,15 @@ def test_it_searches_from_where_fewer_workers_ended(table):
     one = study_cases.Study(table, study_cases.Absent('HogWild'))
     assert [one.tuned(workers) for workers in study_cases.NUMBERS] == [
         2, 1, 1, 0, -1, -1, -2, -2, -3, -4, -4]
-    asked = [key for key in Invented.asked if key[0] == 'HogWild']
-    assert 4 * 11 < len(asked) < 6 * 11 + 5
+
+    def tried(workers):
+        """The exponents that were tried."""
+        return [exponent for exponent in range(-9, 9) if ('HogWild', tuple(sorted(
+            study_cases.asked('HogWild', workers, exponent).items()))) in Invented.asked]
+
+    assert tried(256) == [-4, -3, -2], 'it begins with -2, that of 64'
+    assert tried(512) == [-5, -4, -3], 'it begins with -3, that of 256'
+    assert tried(1024) == [-5, -4, -3, 0], 'and the fixed one'
 
 
 def test_it_goes_on(table, tmp_path):
