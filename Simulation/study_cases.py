@@ -28,6 +28,7 @@ ALIKE = {'Distributed-Setup': 'HogWild', 'Elastic-Workers': 'HogWild',
 # It reads files that somebody has to write first, one for each worker at least.
 WITHOUT = {'Distributed-MNIST'}
 LEARNS = 0.2  # accuracy of who has learned anything; chance is 0.1
+ENOUGH = 0.95  # the accuracy of which the time is told
 PATIENCE = 3  # so many times it goes on to a smaller step size although nothing is learned
 
 
@@ -81,31 +82,38 @@ def asked(name, workers, exponent=0, cluster=CLUSTERS[0], steps='none'):
     return found
 
 
-def _worth(row):
-    """Returns what a row is judged by, a tuple: the first is 0 if nothing has been learned."""
+def _accurate(row):
+    """Returns how accurate a row is, a tuple: the first is 0 if nothing has been learned."""
     accuracy = float(row['accuracy'])
     if accuracy < LEARNS or row['diverged'] == '1':
         return 0., 0.
     return accuracy, -float(row['loss'])
 
 
-def search(measure, start):
+def _soon(row):
+    """Returns how soon a row comes to 95 %, a tuple: the first is 0 if it does not end above."""
+    if float(row['accuracy']) < ENOUGH or row['diverged'] == '1':
+        return 0., 0.
+    return 1., -float(row['target_seconds'])
+
+
+def search(measure, start, worth):
     """Finds the best exponent: downwards while it gets better, or, if it does not, upwards.
 
     Args:
       measure: function of an exponent that returns a row.
       start: int.
+      worth: function of a row that returns a tuple, the more the better; first 0 for nothing.
 
     Returns:
-      int, of those that were measured the one with the highest accuracy, of equal ones the one with
-      the lowest loss.
+      int, of those that were measured the one that is worth most.
     """
-    worths = {start: _worth(measure(start))}
+    worths = {start: worth(measure(start))}
     for direction in -1, 1:
         here = start
         while abs(here) < FARTHEST:
             there = here + direction
-            worths[there] = _worth(measure(there))
+            worths[there] = worth(measure(there))
             # Who has not learned anything may do so with a smaller one yet.
             is_lost = direction < 0 and not worths[here][0] and start - there <= PATIENCE
             if worths[there] <= worths[here] and not is_lost:
@@ -125,23 +133,34 @@ class Study:
 
     def __init__(self, table, scheme):
         """Takes an `experiments.Table`, and an `experiments.Scheme` or an `Absent`."""
-        self.name, self._table, self._scheme, self._tuned = scheme.name, table, scheme, {}
+        self.name, self._table, self._scheme, self._best = scheme.name, table, scheme, {}
 
     def row(self, *args, **kwargs):
         """Returns the row of a simulation, see `asked`; raises MissingError if there is none."""
         return self._table.simulate(self._scheme, asked(self.name, *args, **kwargs))
 
-    def tuned(self, workers):
-        """Returns the exponent of the step size that is best with so many workers, an int."""
-        if workers not in self._tuned:
+    def best(self, workers):
+        """Returns the exponent of the most accurate step size with so many workers, an int."""
+        if workers not in self._best:
             earlier = (workers // 4 if workers in COARSE else workers // 2)
-            start = self.tuned(earlier) if earlier else 0
-            self._tuned[workers] = search(functools.partial(self.row, workers), start)
-        return self._tuned[workers]
+            start = self.best(earlier) if earlier else 0
+            self._best[workers] = search(functools.partial(self.row, workers), start, _accurate)
+        return self._best[workers]
 
-    def tuned_row(self, workers, *args, **kwargs):
-        """Returns the row with the step size that is best with so many workers; see `row`."""
-        return self.row(workers, self.tuned(workers), *args, **kwargs)
+    def soonest(self, workers):
+        """Returns the exponent of the step size that is the first at 95 %, or of the best one."""
+        best = self.best(workers)
+        if not _soon(self.row(workers, best))[0]:
+            return best
+        return search(functools.partial(self.row, workers), best, _soon)
+
+    def best_row(self, workers, steps='none'):
+        """Returns the row with the most accurate step size; see `row`."""
+        return self.row(workers, self.best(workers), steps=steps)
+
+    def soonest_row(self, workers, cluster):
+        """Returns the row with the step size that is the first at 95 %; see `row`."""
+        return self.row(workers, self.soonest(workers), cluster)
 
     def fixed(self):
         """Asks for all numbers of workers with the step size of all."""
@@ -152,9 +171,9 @@ class Study:
         """Asks for some numbers of workers with tuned step sizes, on all clusters."""
         for workers in numbers:
             for cluster in CLUSTERS:
-                self.tuned_row(workers, cluster)
+                self.soonest_row(workers, cluster)
 
     def disturb(self):
         """Asks for some workers with stragglers, and with heavy tails."""
         for steps in STEPS:
-            self.tuned_row(SOME, steps=steps)
+            self.best_row(SOME, steps)

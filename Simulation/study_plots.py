@@ -53,7 +53,7 @@ def accuracy(table):
     figure, panels = _panels(table, ['accuracy, one step size', 'accuracy, the best ones'])
     for panel, line, studies in panels:
         if line:
-            _lines(panel, studies, NUMBERS, lambda study, number: of(study.tuned_row, number))
+            _lines(panel, studies, NUMBERS, lambda study, number: of(study.best_row, number))
             panel.legend(loc='lower left')
         else:
             _lines(panel, studies, FIXED, lambda study, number: of(study.row, number))

@@ -19,7 +19,8 @@ FAMILIES = {
     'synchronous': ['Synchronous-SGD', 'Ring-AllReduce', 'Local-SGD', 'SAGN']}
 GUIDED = 4, 16, 64, 256, 1024
 DISTURBED = {'none': 'none', 'stragglers': 'a tenth five times slower', 'tails': 'heavy tails'}
-NEAR = 0.005  # of the accuracy: one or two images
+NEAR = 0.005  # of the accuracy: one image of the test
+LATE = 1.25
 
 
 def families(table):
@@ -50,14 +51,14 @@ def accuracy(row):
 
 def speed_up(study, workers, cluster):
     """Returns how many times as soon as one worker so many have 95 %; None if that is not known."""
-    one, many = (known(study.tuned_row, number, cluster) for number in (1, workers))
+    one, many = (known(study.soonest_row, number, cluster) for number in (1, workers))
     if not (one and many and one['target_seconds'] and many['target_seconds']):
         return None
     return float(one['target_seconds']) / float(many['target_seconds'])
 
 
 def _time(study, workers, cluster):
-    row, times = known(study.tuned_row, workers, cluster), speed_up(study, workers, cluster)
+    row, times = known(study.soonest_row, workers, cluster), speed_up(study, workers, cluster)
     if row is None:
         return ''
     if not row['target_seconds']:
@@ -95,17 +96,20 @@ def fixed_table(table):
                        lambda study, number: accuracy(known(study.row, number)))
 
 
-def tuned_table(table):
-    """Returns the accuracies with the best step sizes, and these, two tables in Markdown."""
+def _rates(table, which):
+    """Returns step sizes, in Markdown; `which` is a function of a `Study` and how many workers."""
     def rate(study, number):
-        exponent = known(study.tuned, number)
+        exponent = known(which, study, number)
         return '' if exponent is None else rate_of(study.name, exponent)[1]
 
-    schemes = tuned_schemes(table)
-    return '\n\n'.join([
-        _by_workers(NUMBERS, schemes,
-                    lambda study, number: accuracy(known(study.tuned_row, number))),
-        'Their step sizes:', _by_workers(NUMBERS, schemes, rate)])
+    return _by_workers(NUMBERS, tuned_schemes(table), rate)
+
+
+def best_table(table):
+    """Returns the best accuracies, and their step sizes, two tables in Markdown."""
+    accuracies = _by_workers(NUMBERS, tuned_schemes(table),
+                             lambda study, number: accuracy(known(study.best_row, number)))
+    return f'{accuracies}\n\nTheir step sizes:\n\n{_rates(table, Study.best)}'
 
 
 def times_table(table, cluster):
@@ -117,7 +121,7 @@ def times_table(table, cluster):
 def disturbed_table(table):
     """Returns what stragglers and heavy tails do to SOME workers, in Markdown."""
     def cells(study):
-        rows = [known(study.tuned_row, SOME, steps=steps) for steps in STEPS]
+        rows = [known(study.best_row, SOME, steps) for steps in STEPS]
         return [*map(accuracy, rows),
                 *(row and (row['target_seconds'] and f'{float(row["target_seconds"]):.3g}' or '–')
                   or '' for row in rows),
@@ -136,33 +140,43 @@ def _names(studies):
     return ', '.join(study.name for study in studies) or 'none'
 
 
-def guide(table):
-    """Returns which scheme is the best for how many workers on which network, in Markdown."""
+def _there(table, ask):
+    """Returns a dict of rows by `Study`, of what a function of a `Study` asks for."""
+    found = {study: known(ask, study) for study in tuned_schemes(table)}
+    return {study: row for study, row in found.items() if row}
+
+
+def accuracy_guide(table):
+    """Returns who is the most accurate with how many workers, in Markdown."""
     lines = []
-    for cluster in CLUSTERS:
-        for workers in GUIDED:
-            rows = {study: known(study.tuned_row, workers, cluster)
-                    for study in tuned_schemes(table)}
-            rows = {study: row for study, row in rows.items() if row}
-            times = {study: float(row['target_seconds']) for study, row in rows.items()
-                     if row['target_seconds']}
-            if not rows:
-                continue
-            soon = sorted(times, key=times.get)
+    for workers in GUIDED:
+        rows = _there(table, lambda study, workers=workers: study.best_row(workers))
+        if rows:
             most = max(float(row['accuracy']) for row in rows.values())
             best = [study for study, row in rows.items()
                     if float(row['accuracy']) >= most - NEAR]
-            times_of_one = soon and speed_up(soon[0], workers, cluster)
-            first = (f'{soon[0].name}: {times[soon[0]]:.3g} s'
-                     + (f', {times_of_one:.{int(times_of_one < 10)}f} times as soon as with one'
-                        if times_of_one else '')) if soon else 'none'
-            lines.append([cluster, f'{workers:,}', first,
-                          _names(study for study in soon[1:]
-                                 if times[study] <= 1.25 * times[soon[0]]),
-                          f'{most:.3f}: {_names(best)}',
-                          f'{len(rows) - len(soon)} of {len(rows)}'])
-    return _table(['network', 'workers', '95 % soonest', 'at most a quarter later',
-                   'most accurate', 'who does not come to 95 %'], lines, '---')
+            lines.append([f'{workers:,}', f'{most:.3f}', _names(best), f'{len(rows)}'])
+    return _table(['workers', 'accuracy', f'who is within {NEAR} of it', 'of so many'], lines,
+                  '---')
+
+
+def times_guide(table):
+    """Returns who is the first at 95 % with how many workers on which network, in Markdown."""
+    lines = []
+    for cluster in CLUSTERS:
+        for workers in GUIDED:
+            rows = _there(table, lambda study, asked=(workers, cluster): study.soonest_row(*asked))
+            times = {study: float(row['target_seconds']) for study, row in rows.items()
+                     if row['target_seconds']}
+            soon = sorted(times, key=times.get)
+            if rows:
+                lines.append([
+                    cluster, f'{workers:,}', soon[0].name if soon else 'none',
+                    _time(soon[0], workers, cluster) if soon else '',
+                    _names(study for study in soon[1:] if times[study] <= LATE * times[soon[0]]),
+                    _names(study for study in rows if study not in times), f'{len(rows)}'])
+    return _table(['network', 'workers', 'first', 's to 95 %', 'at most a quarter later',
+                   'does not come there', 'of so many'], lines, '---')
 
 
 def conditions(table):
@@ -177,8 +191,9 @@ def conditions(table):
             f'graph, half of them made more than {statistics.median(rates):,.0f} local steps in a '
             f'second. The largest process had {max(int(row["megabytes"]) for row in rows):,} MB.')
     left = [study.name for study in tuned_schemes(table)
-            if None in [known(study.tuned_row, number, cluster)
-                        for number in NUMBERS for cluster in CLUSTERS]]
+            if None in [known(study.soonest_row, number, cluster)
+                        for number in NUMBERS for cluster in CLUSTERS]
+            or None in [known(study.best_row, SOME, steps) for steps in STEPS]]
     left += [name for name in names()
              if None in [known(Study(table, Absent(name)).row, number) for number in FIXED]]
     if left:
@@ -205,9 +220,11 @@ def alike(table):
 def parts(table):
     """Returns what is between the markers of README.md, a dict of strings in Markdown."""
     return {'study': conditions(table),
-            'guide': guide(table),
+            'most accurate': accuracy_guide(table),
+            'first': times_guide(table),
             'fixed': f'{fixed_table(table)}\n\n{alike(table)}',
-            'tuned': tuned_table(table),
+            'best': best_table(table),
+            'times': _rates(table, Study.soonest),
             **{f'times on {cluster}': times_table(table, cluster) for cluster in CLUSTERS},
             'disturbed': disturbed_table(table)}
 
