@@ -1,6 +1,6 @@
 # make HogWild       run an example: any folder with a model.py; ARGS="--train_steps=500" passes flags
 # make compare       run all of them on the same problem: table, pictures; ARGS=--quick: in 3 minutes
-# make simulate      simulate many workers: ARGS="--scheme=AGN --workers=128"
+# make simulate      simulate many workers: ARGS="--scheme=AGN --workers=128"; or all: ARGS=--study
 # make tensorboard   look at these runs side by side; LOGDIR= names another directory
 # make notebooks     open the notebooks of Basics-Tutorial in Jupyter
 # make test          run the tests, in minutes; ARGS="-k hogwild" passes arguments to pytest

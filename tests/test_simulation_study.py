@@ -262,7 +262,7 @@ def test_real_simulations(tmp_path, monkeypatch):
     made = experiments.Table(tmp_path / 'study.csv', study_cases.COLUMNS)
     study.simulate(made, ['AGN'])
     found = study_cases.Study(made, study_cases.Absent('AGN'))
-    assert all(float(row['accuracy']) > 0.1 for row in made.rows.values())
+    assert float(found.best_row(1)['accuracy']) > 0.5
     assert not any(row['curve'] for row in made.rows.values())
     calm, late = (float(found.best_row(4, steps)['seconds'])
                   for steps in ('none', 'stragglers'))
