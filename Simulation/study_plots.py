@@ -69,11 +69,11 @@ def speed_up(table):
         _lines(panel, studies, NUMBERS, lambda study, number, line=line: study_report.speed_up(
             study, number, CLUSTERS[line]))
         panel.set_yscale('log')
-        panel.set_ylim(0.05, 300)
-        panel.set_yticks([0.1, 1, 10, 100])
-        panel.set_yticklabels(['0.1', '1', '10', '100'])
+        panel.set_ylim(0.001, 100)
+        panel.set_yticks([0.001, 0.01, 0.1, 1, 10, 100])
+        panel.set_yticklabels(['0.001', '0.01', '0.1', '1', '10', '100'])
         if line == 0:
-            panel.legend(loc='lower right')
+            panel.legend(loc='lower left')
     return figure
 
 

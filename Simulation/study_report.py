@@ -63,7 +63,7 @@ def _time(study, workers, cluster):
         return ''
     if not row['target_seconds']:
         return '–'
-    of_one = '' if times is None or workers == 1 else f' ({times:.{int(times < 10)}f})'
+    of_one = '' if times is None or workers == 1 else f' ({times:.2g})'
     return f'{float(row["target_seconds"]):.3g}{of_one}'
 
 

@@ -189,11 +189,11 @@ def test_what_the_tables_say(table):
     assert cells_of(accuracies, 'AGN')[0] == '0.970'
     assert cells_of(rates, 'AGN')[:2] == ['0.9', '0.3']
     times = cells_of(parts['times on ethernet'], 'AGN')
-    assert times[:3] == ['8', '5.66 (1.4)', '4 (2.0)']
-    assert times[6:] == ['1 (8.0)', '–', '–', '–', '–']
+    assert times[:3] == ['8', '5.66 (1.4)', '4 (2)']
+    assert times[6:] == ['1 (8)', '–', '–', '–', '–']
     disturbed = cells_of(parts['disturbed'], 'AGN')
     assert disturbed[3:] == ['1', '1', '1', '32,000', '32,000', '32,000']
-    assert '| ethernet | 64 | HogWild | 1 (8.0) | DC-ASGD, SSP, ' in parts['first']
+    assert '| ethernet | 64 | HogWild | 1 (8) | DC-ASGD, SSP, ' in parts['first']
     assert '| sites | 256 | none |  | none | HogWild, DC-ASGD, SSP, ' in parts['first']
     assert '| 4 | 0.967 | HogWild, DC-ASGD, SSP, ' in parts['most accurate']
     assert '| 16 | 0.969 | DOWNPOUR | 13 |' in parts['most accurate'], 'its grid is another one'
