@@ -14,14 +14,17 @@ import re
 import sys
 
 import experiments
-from matplotlib import ticker
+import matplotlib
 import papers
 import tqdm
 
 HERE = pathlib.Path(__file__).resolve().parent
 # The colours and the style are those of the comparison's pictures.
 sys.path.append(str(HERE.parent / 'Comparison'))
-from plots import COLOURS, MARKERS, plt, STYLE  # noqa: E402
+import style  # noqa: E402
+
+matplotlib.use('Agg')  # it writes files, and needs no screen
+from matplotlib import pyplot as plt  # noqa: E402
 
 RESULTS = HERE / 'results'
 README = HERE / 'README.md'
@@ -83,23 +86,21 @@ def simulate(claims, table):
 def draw(claim, found, path):
     """Writes the picture of a claim into a file, a path."""
     panels = claim.panels(found)
-    with plt.rc_context(STYLE):
+    with plt.rc_context(style.STYLE):
         figure, all_axes = plt.subplots(1, len(panels), figsize=(9, 2.9), squeeze=False)
         for axes, panel in zip(all_axes[0], panels):
             places = list(dict.fromkeys(x for line in panel.lines.values() for x in line))
             if not any(isinstance(x, str) for x in places):
                 places.sort()
-            for (name, line), colour, marker in zip(panel.lines.items(), COLOURS, MARKERS):
+            for (name, line), colour, marker in zip(
+                    panel.lines.items(), style.COLOURS, style.MARKERS):
                 axes.plot([places.index(x) for x in line], list(line.values()), color=colour,
                           marker=marker, markersize=4, label=name)
             axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y,
                      xticks=range(len(places)))
             axes.set_xticklabels(places)
             if panel.log:
-                axes.set_yscale('log')
-                axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-                axes.yaxis.set_minor_locator(ticker.NullLocator())
-                axes.yaxis.set_major_formatter('{x:,g}')
+                style.logarithmic(axes, 'y')
             elif panel.y == 'test accuracy':
                 axes.set_ylim(0, 1.02)
             else:
