@@ -189,13 +189,16 @@ class Together(Life):
         if not pushed['dropped']:
             self._pushes += 1
             if self._pushes == self._needed:
-                # What is pushed while the ps make the update has its part in it.
-                self._clock.at(self.travels.update([0, *one.push_bytes]), self._complete)
+                # The ps take the sums at once, and who comes now is late; to all others it is
+                # complete when the update is made.
+                step, self._pushes = self._player.complete(), 0
+                self._clock.at(self.travels.update([0, *one.push_bytes]),
+                               lambda: self._complete(step))
 
-    def _complete(self):
-        """Completes a step."""
-        self.step, self._pushes = self._player.complete(), 0
-        self._record.reach(self.step)
+    def _complete(self, step):
+        """Completes a step: all go on with this one."""
+        self.step = step
+        self._record.reach(step)
         self._completed.fire()
 
     def _follow(self, worker, one):

@@ -239,11 +239,12 @@ def test_one_by_one(toy, folder, changes):
     assert abs(rule.center - flat(START)).min() > 0.01
 
 
+@pytest.mark.parametrize('update', ['0s', '1ms'])
 @pytest.mark.parametrize('folder, changes', AT_ONCE)
-def test_all_at_once_with_backups(toy, folder, changes):
-    """Of eight workers six complete a step; who comes later is dropped."""
+def test_all_at_once_with_backups(toy, folder, changes, update):
+    """Of eight workers six complete a step; who comes later is dropped, also during the update."""
     one = toy(folder, 8, train_steps=5, changes=dict(changes, replicas_to_aggregate=6),
-              step=['lognormal:1ms:1'])
+              step=['lognormal:1ms:1'], update=update)
     rule, counted = RULES[folder](flat(START), 8), collections.defaultdict(list)
     for worker, dropped, _, round_ in one.pushed:
         assert dropped == (len(counted[round_.step]) == 6)
