@@ -34,7 +34,7 @@ class Processors:
         whole = self._waits + computes
         if not self._shared:
             return self._clock.now + whole
-        return max(self._shared.serve(work) + max(0., whole - work)
+        return max((self._shared.serve(work) if work else self._clock.now) + max(0., whole - work)
                    for work in (self._works + computes, self._works))
 
     def hop(self, workers):

@@ -18,7 +18,7 @@ command -v "$python" >/dev/null || {
 case ${1:-} in
   --claims*) program=claims ;;
   --study) program=study ;;
-  --validate) program=validate; shift ;;
+  --validate) program=validate ;;
   *) program=simulate ;;
 esac
 exec "$python" "$here/$program.py" "$@"

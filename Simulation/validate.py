@@ -334,6 +334,7 @@ def write_preset(rows):
 def main():
     """Measures, simulates, compares."""
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('--validate', action='store_true', help='first: that it is this')
     parser.add_argument('--fresh', action='store_true', help='forget what is there, begin anew')
     parser.add_argument('--draw', action='store_true', help='the table again, without any run')
     options = parser.parse_args()
