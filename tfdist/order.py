@@ -44,6 +44,8 @@ def check(scheme, hparams, num_workers):
             (num_workers is None, 'workers come and go'),
             (hasattr(hparams, 'batches_per_ticket'), 'which examples a worker gets depends on when '
              'it asks'),
+            ((getattr(hparams, 'replicas_to_aggregate', None) or num_workers) != num_workers, 'a '
+             'worker may pull while backup workers complete a step, and see half of it'),
             (len(getattr(scheme, 'pulls', [])) > 1 or len(getattr(scheme, 'pushes', [])) > 1,
              'a run pulls or pushes several times; give as many local steps for both')):
         if applies:
