@@ -10,7 +10,6 @@ What there is in results/claims.csv is not simulated again: --results_dir= names
 import argparse
 import collections
 import pathlib
-import re
 import sys
 
 import experiments
@@ -21,6 +20,7 @@ import tqdm
 HERE = pathlib.Path(__file__).resolve().parent
 # The colours and the style are those of the comparison's pictures.
 sys.path.append(str(HERE.parent / 'Comparison'))
+import readmes  # noqa: E402
 import style  # noqa: E402
 
 matplotlib.use('Agg')  # it writes files, and needs no screen
@@ -28,7 +28,6 @@ from matplotlib import pyplot as plt  # noqa: E402
 
 RESULTS = HERE / 'results'
 README = HERE / 'README.md'
-_TABLE = re.compile(r'(?<=<!-- the table of claims.py -->\n).*?(?=<!-- its end -->)', re.DOTALL)
 
 
 class Found:
@@ -119,7 +118,7 @@ def lines_of(judged):
         lines.append(f'| {claim.name} | {claim.says} ({claim.paper}; {claim.where}) | {verdict} '
                      f'| {seen} |')
     lines += [f'\n![{claim.name}: {claim.paper}](results/{picture_of(claim)})' for claim in judged]
-    return ''.join(f'{line}\n' for line in lines)
+    return '\n'.join(lines)
 
 
 def picture_of(claim):
@@ -163,9 +162,7 @@ def main(arguments):
         draw(claim, Found(claim.sweeps, table), options.results_dir / picture_of(claim))
         print(f'{claim.name}: {verdict}: {seen}')
     if options.results_dir == RESULTS:
-        text = README.read_text(encoding='utf-8')
-        lines = lines_of(judge(papers.CLAIMS, table))
-        README.write_text(_TABLE.sub(lambda _: f'\n{lines}\n', text), encoding='utf-8')
+        readmes.fill(README, {'claims': lines_of(judge(papers.CLAIMS, table))})
 
 
 if __name__ == '__main__':

@@ -172,10 +172,9 @@ def figures_of(simulation):
 
 def _serve(program):
     """Simulates what the input asks for."""
-    import resource
+    # Here, and not above: who only asks does not load TensorFlow.
     import time
     from absl.testing import flagsaver
-    import description
     import simulate
     flags = simulate.FLAGS
     for line in sys.stdin:
@@ -184,20 +183,17 @@ def _serve(program):
             for name, value in json.loads(line).items():
                 flags[name].parse(value)
                 flags[name].using_default_value = False
-            cluster = description.Cluster(flags.cluster, **{name: flags[name].value
-                                                            for name in description.KEYS})
-            simulation = simulate.Simulation(None, program, cluster)
+            simulation = simulate.Simulation(None, program, simulate.cluster())
             simulation.run()
             found = figures_of(simulation)
             simulation.player.close()
-        megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** 10
-        found.update(wall_seconds=round(time.time() - began, 2), megabytes=round(megabytes))
+        found.update(wall_seconds=round(time.time() - began, 2),
+                     megabytes=round(simulate.megabytes()))
         print(json.dumps(found), flush=True)
 
 
 if __name__ == '__main__':
     import schemes
-    import tfdist  # noqa: F401
     from tfdist import console
     worker = schemes.load(schemes.asked_for(sys.argv))
     import simulate  # noqa: F401

@@ -59,6 +59,17 @@ flags.DEFINE_string('die_every', None, 'time after which a worker dies, again an
 flags.DEFINE_string('back_after', None, 'time after which a worker that died so is back')
 
 
+def cluster():
+    """Returns the `description.Cluster` of the flags."""
+    return description.Cluster(FLAGS.cluster, **{name: FLAGS[name].value
+                                                 for name in description.KEYS})
+
+
+def megabytes():
+    """Returns the most memory that this process has had, a float."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** 10
+
+
 def make_player(program, number, elastic=False, of_model=shards.of_model):
     """Makes a `player.Player` of the flags.
 
@@ -188,16 +199,13 @@ def main(_):
         repeat()
         return
     began = time.time()
-    cluster = description.Cluster(FLAGS.cluster, **{name: FLAGS[name].value
-                                                    for name in description.KEYS})
-    simulation = Simulation(FLAGS.scheme, program, cluster)
+    simulation = Simulation(FLAGS.scheme, program, cluster())
     started = time.time()
     simulation.run()
     wall = time.time() - started
     simulation.write()
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** 10
     console.say('simulation', f'{simulation.record.local_steps / wall:.0f} local steps/s, '
-                f'{memory:.0f} MB, {started - began:.1f} s to begin, {wall:.1f} s')
+                f'{megabytes():.0f} MB, {started - began:.1f} s to begin, {wall:.1f} s')
 
 
 if __name__ == '__main__':

@@ -31,13 +31,13 @@ import numpy as np
 sys.path.append(str(HERE.parent / 'Comparison'))
 
 from examples import Example  # noqa: E402
+import readmes  # noqa: E402
 import runs  # noqa: E402
 import scaling  # noqa: E402
 
 RESULTS = HERE / 'results' / 'validation.csv'
 PRESET = HERE / 'clusters' / 'this-machine.json'
 README = HERE / 'README.md'
-BEGIN, END = '<!-- validation: begin -->\n', '<!-- validation: end -->\n'
 
 # What is run: a folder, with how many backup workers, on how many workers, in which window, how
 # often, and how many local steps all workers make.
@@ -311,12 +311,9 @@ def _count(figure, compared):
     return sum(near), len(near)
 
 
-def publish(rows, page=README):
-    """Puts the table into a README, between the marks."""
-    text = page.read_text(encoding='utf-8')
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(before + BEGIN + '\n'.join(table(rows)) + '\n' + END + after, encoding='utf-8')
+def publish(rows):
+    """Puts the table into the README, between the marks."""
+    readmes.fill(README, {'validation': '\n'.join(table(rows))})
 
 
 def write_preset(rows):
