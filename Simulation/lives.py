@@ -27,6 +27,9 @@ def kind_of(player):
 class Life:
     """A worker by itself: it pulls, computes, pushes, and begins again.
 
+    A round may have more than these three pieces. Then a worker that has pushed goes on when it has
+    heard of that.
+
     Attributes:
       together: bool, whether all workers make each update together.
       stages: int, of a round's exchange with the ps, see `processors`.
@@ -37,7 +40,7 @@ class Life:
 
     network, together, stages = links.Star, False, 5
 
-    def __init__(self, clock, cluster, player, record, local_steps, delays, seed):
+    def __init__(self, clock, cluster, player, record, delays, seed):
         """Takes the parts.
 
         Args:
@@ -45,17 +48,18 @@ class Life:
           cluster: `description.Cluster`.
           player: `player.Player`.
           record: `record.Record`.
-          local_steps: int, how many there are in a round.
           delays: list of floats by worker, seconds that it wastes in each local step.
           seed: int, of the times that are drawn.
         """
         self._clock, self._cluster, self._player, self._record = clock, cluster, player, record
-        self._local_steps, self._delays = local_steps, delays
+        self._delays = delays
         self._random = [np.random.RandomState([seed % 2 ** 32, worker])
                         for worker in range(cluster.workers)]
         self._leaving, self.step = set(), 0
         self.travels = self.network(clock, cluster)
         self.processors = Processors(clock, cluster, self.stages)
+        self._does = {'pulls': self._pull, 'computes': self._compute, 'pushes': self._push,
+                      'waits': self._follow}
 
     def of(self, worker):
         """A worker from when it comes to when it leaves, a process."""
@@ -63,10 +67,11 @@ class Life:
         self._player.begin(worker)
         while worker not in self._leaving:
             yield from self._timed(worker, 'waits', self._enter(worker))
-            one = yield from self._timed(worker, 'pulls', self._pull(worker))
-            yield from self._timed(worker, 'computes', self._compute(worker))
-            yield from self._timed(worker, 'pushes', self._push(worker, one))
-            yield from self._timed(worker, 'waits', self._follow(worker, one))
+            one = None
+            for piece in self._player.pieces:
+                done = yield from self._timed(worker, piece.what,
+                                              self._does[piece.what](worker, one, piece))
+                one = done or one
         self.lose(worker)
 
     def _timed(self, worker, what, process):
@@ -80,42 +85,53 @@ class Life:
         """Ends when a worker may begin its round, a process: at once."""
         yield from ()
 
-    def _pull(self, worker):
-        """Asks the ps and brings what they answer, a process; returns the `player.Round`."""
+    def _pull(self, worker, one, piece):
+        """Asks the ps and brings what they answer, a process.
+
+        Args:
+          worker: int.
+          one: `rounds.Round` that it goes on with, or None.
+          piece: `rounds.Piece`.
+
+        Returns:
+          `rounds.Round`.
+        """
         yield self.processors.stage()
         yield self.travels.latency(worker)
         yield self.processors.stage()
-        # What is pulled now is all that is needed to compute.
-        one = self._player.compute(worker)
+        # What is pulled by now is all that is needed to compute.
+        one = self._player.compute(worker, one, piece.number)
         yield from self.travels.to_worker(worker, one.pull_bytes)
         return one
 
-    def _compute(self, worker):
-        """Ends when the local steps of a round are made, a process."""
+    def _compute(self, worker, one, piece):
+        """Ends when the local steps of a piece are made, a process; see `_pull`."""
         draw = self._cluster.of('step', worker).draw
-        yield self._computed(draw(self._random[worker], self._local_steps))
-        yield self._clock.now + self._delays[worker] * self._local_steps
+        yield self._computed(draw(self._random[worker], piece.local_steps))
+        yield self._clock.now + self._delays[worker] * piece.local_steps
 
     def _computed(self, seconds):
-        """Returns when a worker has got what it asked for, and has computed for some seconds."""
+        """Returns when a worker has got what the ps sent, and has computed for some seconds."""
         return self.processors.stage(seconds)
 
-    def _push(self, worker, one):
-        """Pushes a round, and waits for the answer of the ps, a process."""
-        yield from self.travels.to_ps(worker, one.push_bytes)
+    def _push(self, worker, one, piece):
+        """Pushes, and waits for the answer of the ps, a process; see `_pull`."""
+        yield from self.travels.to_ps(worker, one.push_bytes(piece.number))
         yield self.processors.stage()
-        self._arrive(worker, one)
+        self._arrive(worker, one, piece)
         yield self.travels.latency(worker)
 
-    def _arrive(self, worker, one):
+    def _arrive(self, worker, one, piece):
         """Updates the center with what a worker pushes."""
-        pushed = self._player.push(worker, one)
+        pushed = self._player.push(worker, one, piece.number)
         self.step = int(pushed.pop('global_step'))
-        self._record.add(dict(one.figures, **pushed), self._local_steps)
+        # Those of the batches are of a whole round.
+        figures = one.figures if piece.number == self._player.pushes - 1 else {}
+        self._record.add(dict(figures, **pushed), piece.local_steps)
         self._record.reach(self.step)
 
-    def _follow(self, worker, one):
-        """Ends when a worker is done with its round, a process: when it has heard of its push."""
+    def _follow(self, worker, one, piece):
+        """Ends when a worker may go on after a push, a process: when it has heard of that."""
         yield self.processors.stage()
 
     def leave(self, worker):
@@ -151,8 +167,8 @@ class Held(Life):
         yield self.travels.latency(worker)
         yield self.processors.stage()
 
-    def _arrive(self, worker, one):
-        super()._arrive(worker, one)
+    def _arrive(self, worker, one, piece):
+        super()._arrive(worker, one, piece)
         if self._moved.waiting:
             slowest = self._player.clocks().min()
             if slowest != self._slowest:  # for this one all of them wait
@@ -180,19 +196,19 @@ class Together(Life):
         self._needed = self._player.hparams.replicas_to_aggregate or self._cluster.workers
         self._pushes, self._voted, self._completed = 0, {}, Signal(self._clock)
 
-    def _arrive(self, worker, one):
+    def _arrive(self, worker, one, piece):
         # Who came back, and has pushed in this step in its earlier life, does not count again.
         again = self._voted.get(worker) == one.step
-        pushed = self._player.push(worker, one, -1 if again else one.step)
+        pushed = self._player.push(worker, one, stamp=-1 if again else one.step)
         self._voted[worker] = one.step
-        self._record.add(dict(one.figures, **pushed), self._local_steps)
+        self._record.add(dict(one.figures, **pushed), piece.local_steps)
         if not pushed['dropped']:
             self._pushes += 1
             if self._pushes == self._needed:
                 # The ps take the sums at once, and who comes now is late; to all others it is
                 # complete when the update is made.
                 step, self._pushes = self._player.complete(), 0
-                self._clock.at(self.travels.update([0, *one.push_bytes]),
+                self._clock.at(self.travels.update([0, *one.push_bytes()]),
                                lambda: self._complete(step))
 
     def _complete(self, step):
@@ -201,11 +217,11 @@ class Together(Life):
         self._record.reach(step)
         self._completed.fire()
 
-    def _follow(self, worker, one):
+    def _follow(self, worker, one, piece):
         if self.step == one.step:
             yield self._completed
             yield self.travels.latency(worker)
-        yield from super()._follow(worker, one)
+        yield from super()._follow(worker, one, piece)
 
     def stands(self):
         return f'{self._pushes} workers have pushed in this step, which takes {self._needed}'
@@ -220,22 +236,23 @@ class InARing(Life):
         super().__init__(*args)
         self._there, self._sums, self._whole = 0, None, Signal(self._clock)
 
-    def _pull(self, worker):
+    def _pull(self, worker, one, piece):
         yield from ()  # it has the center itself
         return self._player.compute(worker)
 
     def _computed(self, seconds):
         return self.processors.compute(seconds)
 
-    def _push(self, worker, one):
+    def _push(self, worker, one, piece):
         yield from ()  # that is for all together
-        self._record.add(one.figures, self._local_steps)
+        self._record.add(one.figures, piece.local_steps)
         self._there += 1
-        self._sums = ([mine + sum_ for mine, sum_ in zip(one.pushed, self._sums)]
-                      if self._sums else one.pushed)
+        pushed, = one.pushed
+        self._sums = ([mine + sum_ for mine, sum_ in zip(pushed, self._sums)]
+                      if self._sums else pushed)
         if self._there == self._cluster.workers:
             hop = self.processors.hop(self._cluster.workers)
-            self._clock.at(self.travels.sum(one.push_bytes, hop), lambda: self._step(one))
+            self._clock.at(self.travels.sum(one.push_bytes(), hop), lambda: self._step(one))
 
     def _step(self, one):
         """Makes the step of all, with the sums."""
@@ -244,7 +261,7 @@ class InARing(Life):
         self._record.reach(self.step)
         self._whole.fire()
 
-    def _follow(self, worker, one):
+    def _follow(self, worker, one, piece):
         if self.step == one.step:
             yield self._whole
 

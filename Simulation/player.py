@@ -1,33 +1,20 @@
 """Plays all workers of a scheme, the folder's own, in one graph and one session; see `tfdist.seam`.
 
 A worker's round is two runs of the session: at one time it reads the center and computes what it
-will push, at a later one it pushes. What lies between them is in a `Round`; what a worker keeps
-from one round to the next is in the session while it is its turn, and else beside it.
+will push, at a later one it pushes. A scheme may pull and push several times in a round. What lies
+between them is in a `Round`; what a worker keeps from one round to the next is in the session while
+it is its turn, and else beside it.
 """
 
 import collections
+import itertools
 import sys
 
 import numpy as np
+from rounds import pieces_of, Round
 from tensorflow.core.protobuf import config_pb2
+from tfdist import seam
 from tfdist.quiet import tf
-
-
-class Round(collections.namedtuple('Round', 'step fed pushed figures pull_bytes')):
-    """What a worker has between its pull and its push.
-
-    Attributes:
-      step: int, the global step that it pulled.
-      fed: dict of arrays by tensors' names, what its push takes of what it pulled, and its batches.
-      pushed: list of arrays, what it pushes.
-      figures: dict of floats, of its batches.
-      pull_bytes: list of ints, the sizes of what it pulled, by tensor.
-    """
-
-    @property
-    def push_bytes(self):
-        """The sizes of what it pushes, a list of ints."""
-        return [array.nbytes for array in self.pushed]
 
 
 class Part:
@@ -118,6 +105,20 @@ class _Own:
         self._whose = worker
 
 
+class _Pull(collections.namedtuple('_Pull', 'read taken names sizes compute pushes')):
+    """A pull of a round, and what is computed with it: the pushes up to the next pull.
+
+    Attributes:
+      read: Part that returns the global step, what is taken of what is read, and what is computed
+        with the first pull of a round.
+      taken: list of ints, which of the tensors of `Seam.pull` that is.
+      names: list of strings, how these are called where they are fed.
+      sizes: list of ints, the bytes of each tensor; None where nobody knows before it is there.
+      compute: Part that returns what is computed with a later pull; None if that is nothing.
+      pushes: list of ints, how many tensors each of the pushes has.
+    """
+
+
 def _size(tensor):
     """Returns the bytes of a tensor, or None if its shape does not say it."""
     if not tensor.shape.is_fully_defined():
@@ -134,6 +135,8 @@ class Player:
       session: `tf.Session`.
       source: where its batches come from, see `shards`.
       variables: list of `tf.Variable`, what is trained.
+      pieces: list of `Piece`, what a worker does in a round.
+      pushes: int, how many there are in a round.
     """
 
     def __init__(self, scheme_class, make, hparams, num_workers, seed=1):
@@ -171,22 +174,19 @@ class Player:
 
     def _make_parts(self):
         """Makes what is run again and again."""
-        scheme, batch = self.scheme, self.source.placeholders
-        if len(getattr(scheme, 'pulls', [])) > 1 or len(getattr(scheme, 'pushes', [])) > 1:
-            sys.exit('A run of this scheme pulls or pushes several times: not simulated. Give it '
-                     'as many local steps for each pull as for each push.')
+        scheme, exchanges = self.scheme, self.scheme.exchanges
         gate = getattr(scheme, 'gate', None)
-        self._push = self._part(list(scheme.push.values()), [
-            *scheme.pull, *scheme.pushed, *scheme.stamps, *getattr(scheme, 'sums', []), *batch,
-            *([gate.worker] if gate else [])])
-        fed = {tensor.name for tensor in self._push.feeds}
-        # Of tables' rows nobody knows the size before they are there.
-        self._sizes = [_size(tensor) for tensor in scheme.pull]
-        self._pulled = [tensor for tensor, size in zip(scheme.pull, self._sizes)
-                        if tensor.name in fed or size is None]
-        self._batch = [tensor for tensor in batch if tensor.name in fed]
-        self._compute = self._part([scheme.pull[0], *self._pulled, *scheme.pushed,
-                                    *scheme.computed.values()], batch)
+        pulls, pushes = ([each for each in exchanges if isinstance(each, kind)]
+                         for kind in (seam.Pull, seam.Push))
+        self.pieces, self.pushes = pieces_of(exchanges), len(pushes)
+        may_be_fed = [*(tensor for pull in pulls for tensor in pull.tensors),
+                      *self.source.placeholders]
+        self._push = [self._part(list(push.figures.values()), [
+            *may_be_fed, *push.arrived, *scheme.stamps, *getattr(scheme, 'sums', []),
+            *([gate.worker] if gate else [])]) for push in pushes]
+        self._arrived = [push.arrived for push in pushes]
+        self._figures = [list(push.figures) for push in pushes]
+        self._make_pulls(pulls, may_be_fed)
         if scheme.complete is not None:
             self._complete = self._part([scheme.complete])
         if gate:
@@ -196,6 +196,37 @@ class Player:
         if self._own:
             self._own.make_parts(self.session)
 
+    def _make_pulls(self, pulls, may_be_fed):
+        """Makes what is run with each pull: what is pushed until the next one is known then.
+
+        Args:
+          pulls: list of `seam.Pull`.
+          may_be_fed: list of tensors.
+        """
+        scheme, known = self.scheme, []
+        for exchange in scheme.exchanges:
+            if isinstance(exchange, seam.Pull):
+                known.append([])
+            else:
+                known[-1].append(exchange.pushed)
+        fetches = [sum(pushed, []) for pushed in known]
+        fetches[-1] += scheme.computed.values()
+        # The first pull is computed with as it is read, a later one is fed.
+        computes = [None, *(self._part(each, may_be_fed) if each else None
+                            for each in fetches[1:])]
+        self._fed = {tensor.name for part in [*self._push, *filter(None, computes)]
+                     for tensor in part.feeds}
+        sizes = [_size(tensor) for tensor in scheme.pull]
+        self._pulls = []
+        for pull, compute, pushed in zip(pulls, computes, known):
+            taken = [i for i in range(len(pull.tensors)) if sizes[i] is None or any(
+                each.tensors[i].name in self._fed for each in pulls if i < len(each.tensors))]
+            read = [scheme.pull[i] for i in [0, *taken]] + ([] if self._pulls else fetches[0])
+            self._pulls.append(_Pull(
+                self._part(read, self.source.placeholders), taken,
+                [pull.tensors[i].name for i in taken], sizes[:len(pull.tensors)], compute,
+                list(map(len, pushed))))
+
     def begin(self, worker, own=None):
         """Makes anew what a worker keeps, as its program does when it starts; or it has `own`."""
         if self._own:
@@ -203,30 +234,45 @@ class Player:
         if hasattr(self.scheme, 'gate'):
             self._join({self.scheme.gate.worker.name: worker})
 
-    def compute(self, worker):
-        """Pulls, as the center is now, and computes; returns a `Round`."""
-        values = dict(zip([tensor.name for tensor in self.source.placeholders],
-                          self.source.next(worker)))
+    def _run(self, worker, part, values):
         if self._own:
-            self._own.turn(worker, self._compute)
-        step, *results = self._compute(values)
-        pulled, rest = results[:len(self._pulled)], results[len(self._pulled):]
-        pushed, figures = rest[:len(self.scheme.pushed)], rest[len(self.scheme.pushed):]
-        fed = dict(zip([tensor.name for tensor in self._pulled], pulled))
-        fed.update((tensor.name, values[tensor.name]) for tensor in self._batch)
-        sizes = self._sizes
-        if None in sizes:
-            arrays = dict(zip([tensor.name for tensor in self._pulled], pulled))
-            sizes = [arrays[tensor.name].nbytes if size is None else size
-                     for tensor, size in zip(self.scheme.pull, sizes)]
-        return Round(int(step), fed, pushed, dict(zip(self.scheme.computed, figures)), sizes)
+            self._own.turn(worker, part)
+        return part(values)
 
-    def push(self, worker, one, stamp=None, sums=()):
+    def compute(self, worker, one=None, number=0):
+        """Pulls, as the center is now, and computes what can be known with that.
+
+        Args:
+          worker: int.
+          one: `Round` to go on with; by default one begins.
+          number: int, which pull of the round it is.
+
+        Returns:
+          `Round`.
+        """
+        pull = self._pulls[number]
+        values = dict(one.fed) if one else dict(zip(
+            [tensor.name for tensor in self.source.placeholders], self.source.next(worker)))
+        step, *results = self._run(worker, pull.read, values)
+        pulled, results = results[:len(pull.taken)], results[len(pull.taken):]
+        values.update(zip(pull.names, pulled))
+        if pull.compute:
+            results = self._run(worker, pull.compute, values)
+        results = iter(results)
+        pushed = [list(itertools.islice(results, size)) for size in pull.pushes]
+        arrays = dict(zip(pull.taken, pulled))
+        return Round(
+            int(step), {name: value for name, value in values.items() if name in self._fed},
+            [*one.pushed, *pushed] if one else pushed, dict(zip(self.scheme.computed, results)),
+            [arrays[i].nbytes if size is None else size for i, size in enumerate(pull.sizes)])
+
+    def push(self, worker, one, number=0, stamp=None, sums=()):
         """Pushes what was computed.
 
         Args:
           worker: int.
           one: `Round`.
+          number: int, which push of the round it is.
           stamp: int, the step that it is stamped with; by default the one pulled.
           sums: list of arrays, what is pushed summed over all workers of a ring.
 
@@ -234,15 +280,14 @@ class Player:
           Dict of the figures of the push.
         """
         scheme, values = self.scheme, dict(one.fed)
-        for tensors, arrays in (scheme.pushed, one.pushed), (getattr(scheme, 'sums', []), sums):
+        for tensors, arrays in ((self._arrived[number], one.pushed[number]),
+                                (getattr(scheme, 'sums', []), sums)):
             values.update((tensor.name, array) for tensor, array in zip(tensors, arrays))
         for tensor in scheme.stamps:
             values[tensor.name] = one.step if stamp is None else stamp
         if hasattr(scheme, 'gate'):
             values[scheme.gate.worker.name] = worker
-        if self._own:
-            self._own.turn(worker, self._push)
-        return dict(zip(scheme.push, self._push(values)))
+        return dict(zip(self._figures[number], self._run(worker, self._push[number], values)))
 
     def complete(self):
         """Completes a step for all; returns the global step. There have to be enough pushes."""

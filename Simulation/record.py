@@ -65,10 +65,10 @@ class Record:
             self._timeline.add(worker, what, began, ended)
 
     def add(self, figures, local_steps):
-        """Takes the figures of a round, a dict of numbers or arrays, and how long it was."""
+        """Takes the figures of a push, a dict of numbers or arrays, and of how many local steps."""
         self.local_steps += local_steps
         self._line.add(figures)
-        if not math.isfinite(figures['loss']) and not self.diverged:
+        if not math.isfinite(figures.get('loss', 0)) and not self.diverged:
             self.diverged = True
             self._say(f'the loss is {figures["loss"]} at step {self.step}: training '
                         'diverged')

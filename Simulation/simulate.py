@@ -114,14 +114,14 @@ class Simulation:
           cluster: `description.Cluster`.
         """
         number, scheme = cluster.workers, program.Scheme
-        local_steps = scheme.local_steps(FLAGS)
         elastic = hasattr(program, 'at_step')  # workers that come and leave, none knows how many
         self.clock, self.cluster = Clock(), cluster
         self.player = make_player(program, number, elastic)
         kind = lives.kind_of(self.player)
         train_steps = FLAGS.train_steps
         if FLAGS.local_steps:
-            train_steps = max(1, round(FLAGS.local_steps / local_steps
+            an_update = scheme.local_steps(FLAGS) / self.player.pushes
+            train_steps = max(1, round(FLAGS.local_steps / an_update
                                        / (number if kind.together else 1)))
         at_steps = elastic and {
             what: [(worker, program.at_step(flag, worker, 0)) for worker in range(number)
@@ -133,8 +133,7 @@ class Simulation:
                              FLAGS.tests, lambda step: self.crew.reach(step), FLAGS.target,
                              self.timeline, self._board)
         delays = [training_flags.straggler_delay(worker) for worker in range(number)]
-        self.life = kind(self.clock, cluster, self.player, self.record, local_steps, delays,
-                         FLAGS.seed)
+        self.life = kind(self.clock, cluster, self.player, self.record, delays, FLAGS.seed)
         self.crew = Crew(self.clock, cluster, self.life, FLAGS.seed, at_steps)
 
     def run(self):

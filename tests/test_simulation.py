@@ -16,7 +16,7 @@ from absl import flags
 from conftest import load_program, ROOT
 import numpy as np
 import pytest
-from test_seam import AT_ONCE, defaults, flat, is_together, ONE_BY_ONE, RULES, Sgd
+from test_seam import AT_ONCE, defaults, flat, is_together, ONE_BY_ONE, RATE, RULES, Sgd
 
 sys.path.append(str(ROOT / 'Simulation'))
 
@@ -27,11 +27,12 @@ import description  # noqa: E402
 import experiments  # noqa: E402
 import links  # noqa: E402
 import lives  # noqa: E402
+import rounds  # noqa: E402
 from player import Player  # noqa: E402
 from record import Record  # noqa: E402
 import schemes  # noqa: E402
 import shards  # noqa: E402
-from tfdist import problem  # noqa: E402
+from tfdist import local_rules, problem, seam  # noqa: E402
 from tfdist.quiet import tf  # noqa: E402
 from tfdist.toy import Problem  # noqa: E402
 import timeline  # noqa: E402
@@ -40,15 +41,16 @@ START = [1., [0.5, -1.]]
 
 
 class Optima:
-    """A source of batches: the optimum of each worker, again and again."""
+    """A source of batches: the optimum of each worker, or those of a list in turn, by round."""
 
     def __init__(self, ms):
         self._ms, self.drawn = ms, collections.Counter()
         self.placeholders = [tf.placeholder(tf.float64, [])]
 
     def next(self, worker):
+        mine = np.atleast_1d(self._ms[worker])
         self.drawn[worker] += 1
-        return [np.float64(self._ms[worker])]
+        return [np.float64(mine[(self.drawn[worker] - 1) % len(mine)])]
 
 
 class Toy:
@@ -57,11 +59,12 @@ class Toy:
     Attributes:
       clock, player, record, life, crew: its parts.
       pushed: list of tuples for each push: worker, staleness or whether it was dropped, the global
-        step, and its `player.Round`.
+        step, and its `rounds.Round`.
+      exchanges: list of tuples for each pull and push: the virtual time, worker, and which it is.
     """
 
     def __init__(self, folder, ms, cluster, train_steps=60, seed=1, **changes):
-        program, pushed = load_program(folder), []
+        program, pushed, self.exchanges = load_program(folder), [], []
 
         def make():
             variables = [tf.get_variable(f'x{i}', initializer=tf.constant(value, tf.float64))
@@ -77,20 +80,24 @@ class Toy:
 
         hparams = types.SimpleNamespace(**defaults(folder, **changes))
         self.player = Player(program.Scheme, make, hparams, len(ms), seed)
-        push = self.player.push
+        push, compute = self.player.push, self.player.compute
+
+        def note_pull(worker, *args):
+            self.exchanges.append((self.clock.now, worker, 'pulls'))
+            return compute(worker, *args)
 
         def note(worker, one, *args, **kwargs):
+            self.exchanges.append((self.clock.now, worker, 'pushes'))
             figures = push(worker, one, *args, **kwargs)
             pushed.append((worker, figures.get('staleness', figures.get('dropped')),
                            figures.get('global_step'), one))
             return figures
 
-        self.player.push, self.pushed = note, pushed
+        self.player.push, self.player.compute, self.pushed = note, note_pull, pushed
         self.clock = Clock()
         self.record = Record('toy', self.clock, train_steps, 1, self.player.test, 1)
         self.life = lives.kind_of(self.player)(
-            self.clock, cluster, self.player, self.record, program.Scheme.local_steps(hparams),
-            [0.] * len(ms), seed)
+            self.clock, cluster, self.player, self.record, [0.] * len(ms), seed)
         self.crew = Crew(self.clock, cluster, self.life, seed)
 
     def run(self):
@@ -295,6 +302,141 @@ def test_a_seed_repeats_a_run_to_the_bit(toy, folder):
     assert run(1) == run(1) != run(2)
 
 
+# Several pulls and pushes in a round.
+
+LATENCY = 0.3e-3
+STEPS = 1e-3, 1.37e-3, 0.83e-3
+OPTIMA = [[0.5, 2., -1.], [3., 1.25], [1.5, -0.5, 2.5, 0.]]  # by round
+SAID = dict(step=['1ms', '1.37ms', '0.83ms'], latency=['0.3ms'])
+
+
+def planned(n_fetch, n_push, lives_of):
+    """Returns which worker pulls and pushes when, and after how many local steps of its life.
+
+    Args:
+      n_fetch, n_push: ints.
+      lives_of: list by worker of lists of pairs (seconds, seconds), when a life begins and ends.
+    """
+    events = []
+    for worker, begins_and_ends in enumerate(lives_of):
+        for now, end in begins_and_ends:
+            of_life = []
+            for t in range(500):
+                if t % n_fetch == 0:
+                    of_life.append((now + LATENCY, worker, 'pulls', t))
+                    now += 2 * LATENCY
+                now += STEPS[worker]
+                if (t + 1) % n_push == 0:
+                    of_life.append((now + LATENCY, worker, 'pushes', t + 1))
+                    now += 2 * LATENCY
+            events += [event for event in of_life if event[0] < end]
+    return sorted(events)
+
+
+def downpour(events, n_fetch, n_push, momentum, num_pushes):
+    """Does by hand what DOWNPOUR does in an order; returns the center, and each push's staleness.
+
+    Args:
+      events: as `planned` returns them; those after the last push are left out.
+      n_fetch, n_push: ints.
+      momentum: float, of the local steps.
+      num_pushes: int.
+    """
+    rule, drawn, at, late = RULES['DOWNPOUR'](flat(START), 3), collections.Counter(), {}, []
+    for _, worker, what, t in events:
+        if what == 'pulls' and t == 0:  # a new life
+            at[worker] = types.SimpleNamespace(t=0, a=0., u=0.)
+        one = at[worker]
+        while one.t < t:
+            gradient = one.x - one.m
+            one.u = momentum * one.u + gradient
+            one.a, one.x, one.t = one.a + gradient, one.x - RATE * one.u, one.t + 1
+        if what == 'pulls':
+            if t % np.lcm(n_fetch, n_push) == 0:
+                one.m = OPTIMA[worker][drawn[worker] % len(OPTIMA[worker])]
+                drawn[worker] += 1
+            one.x, one.pulled, one.mine = rule.center.copy(), len(late), 0
+        else:
+            rule.push(worker, None, one.a, None)
+            late.append(len(late) - one.pulled - one.mine)
+            one.a, one.mine = 0., one.mine + 1
+        if len(late) == num_pushes:
+            return rule.center, late
+
+
+@pytest.mark.parametrize('momentum', [0., 0.5])
+@pytest.mark.parametrize('n_fetch, n_push', [(5, 10), (10, 5), (2, 3), (3, 2), (1, 4), (4, 4)])
+def test_pulls_and_pushes_at_their_own_times(toy, monkeypatch, n_fetch, n_push, momentum):
+    """Also when a worker dies in the midst of a round: it has pushed what it has pushed."""
+    def rule(problem, learning_rate):
+        made = local_rules.Momentum(learning_rate, momentum)
+        made.begin(problem.variables)
+        return made
+
+    if momentum:
+        monkeypatch.setattr(Problem, 'local_rule', rule)
+    one = toy('DOWNPOUR', 3, ms=OPTIMA, die=['1:20.7ms'], come=['1:31ms'],
+              changes=dict(n_fetch=n_fetch, n_push=n_push), **SAID)
+    events = planned(n_fetch, n_push, [[(0, 9)], [(0, 20.7e-3), (31e-3, 9)], [(0, 9)]])
+    center, late = downpour(events, n_fetch, n_push, momentum, 60)
+    assert [exchange[1:] for exchange in one.exchanges] == [
+        event[1:3] for event in events[:len(one.exchanges)]]
+    assert [exchange[0] for exchange in one.exchanges] == pytest.approx(
+        [event[0] for event in events[:len(one.exchanges)]])
+    assert [int(staleness) for _, staleness, _, _ in one.pushed] == late
+    assert flat(one.player.center()) == pytest.approx(center, rel=1e-9, abs=1e-9)
+    assert max(late) >= 2 and sum(one.record.staleness.values()) == 60
+    assert one.record.local_steps == 60 * n_push
+
+
+@pytest.mark.parametrize('n_fetch, n_push, pulls, computes', [
+    (2, 2, 2 + 0.032, 1 + 1), (1, 2, 4 + 0.064, 2 + 1), (2, 1, 2 + 0.032, 2 + 1)])
+def test_what_the_pieces_of_a_round_take(toy, n_fetch, n_push, pulls, computes):
+    """A stage is 1 s, and so is what both local steps take together; 1,000 bytes travel in 1 s.
+
+    The worker gets or hears something, and computes, in one stage. A pull has three float64 and the
+    global step, a push has no step, and the last one has not ended: the worker waits to hear of it.
+    """
+    one = toy('DOWNPOUR', 1, train_steps=2 // n_push, step=['0.5s'], exchange='5s',
+              bandwidth=['8kbit'], changes=dict(n_fetch=n_fetch, n_push=n_push))
+    assert one.clock.now == pytest.approx(pulls + computes + (1 + 0.024) * (2 // n_push))
+    assert one.record.seconds == pytest.approx(
+        dict(pulls=pulls, computes=computes, pushes=(1 + 0.024) * (2 // n_push), waits=0))
+
+
+def test_the_pieces_of_a_round():
+    def pieces(*exchanges):
+        return [tuple(piece) for piece in rounds.pieces_of(exchanges)]
+
+    def pull(after):
+        return seam.Pull(after, [])
+
+    def push(after):
+        return seam.Push(after, [], [], {})
+
+    assert pieces(pull(0), push(3)) == [('pulls', 0, 0), ('computes', 0, 3), ('pushes', 0, 3),
+                                        ('waits', 0, 0)]
+    assert pieces(pull(0), push(1), push(2), pull(2), push(3)) == [
+        ('pulls', 0, 0), ('computes', 0, 1), ('pushes', 0, 1), ('computes', 0, 1), ('pushes', 1, 1),
+        ('waits', 0, 0), ('pulls', 1, 0), ('computes', 0, 1), ('pushes', 2, 1), ('waits', 0, 0)]
+
+
+def test_one_pull_and_one_push_are_what_they_are_without_lists(toy, monkeypatch):
+    """To the bit."""
+    def run():
+        one = toy('DOWNPOUR', 5, **TIMES)
+        return [value.tobytes() for value in one.player.center()], one.exchanges
+
+    def make(scheme, *args):
+        super(without, scheme).make(*args)
+        del scheme.pulls, scheme.pushes
+
+    program = load_program('DOWNPOUR')
+    with_lists, without = run(), type('Scheme', (program.Scheme,), {'make': make})
+    monkeypatch.setattr(program, 'Scheme', without)
+    assert run() == with_lists
+
+
 # The kinds of lives.
 
 @pytest.mark.parametrize('workers', [1, 2, 7])
@@ -402,6 +544,7 @@ def test_memory_is_the_same_after_any_number_of_steps(toy):
     def objects(train_steps):
         one = toy('AEASGD', 4, train_steps=train_steps, **TIMES)
         one.pushed.clear()
+        one.exchanges.clear()
         gc.collect()
         return len(gc.get_objects())
 
