@@ -13,7 +13,7 @@ import sys
 import numpy as np
 from rounds import pieces_of, Round
 from tensorflow.core.protobuf import config_pb2
-from tfdist import seam
+from tfdist import runs
 from tfdist.quiet import tf
 
 
@@ -177,7 +177,7 @@ class Player:
         scheme, exchanges = self.scheme, self.scheme.exchanges
         gate = getattr(scheme, 'gate', None)
         pulls, pushes = ([each for each in exchanges if isinstance(each, kind)]
-                         for kind in (seam.Pull, seam.Push))
+                         for kind in (runs.Pull, runs.Push))
         self.pieces, self.pushes = pieces_of(exchanges), len(pushes)
         may_be_fed = [*(tensor for pull in pulls for tensor in pull.tensors),
                       *self.source.placeholders]
@@ -200,12 +200,12 @@ class Player:
         """Makes what is run with each pull: what is pushed until the next one is known then.
 
         Args:
-          pulls: list of `seam.Pull`.
+          pulls: list of `runs.Pull`.
           may_be_fed: list of tensors.
         """
         scheme, known = self.scheme, []
         for exchange in scheme.exchanges:
-            if isinstance(exchange, seam.Pull):
+            if isinstance(exchange, runs.Pull):
                 known.append([])
             else:
                 known[-1].append(exchange.pushed)

@@ -3,7 +3,7 @@
 import collections
 import itertools
 
-from tfdist import seam
+from tfdist import runs
 
 
 class Round(collections.namedtuple('Round', 'step fed pushed figures pull_bytes')):
@@ -33,7 +33,7 @@ class Piece(collections.namedtuple('Piece', 'what number local_steps')):
 
 
 def pieces_of(exchanges):
-    """Returns the pieces of a round, a list of `Piece`, of a list of `seam.Pull` and `seam.Push`.
+    """Returns the pieces of a round, a list of `Piece`, of a list of `runs.Pull` and `runs.Push`.
 
     A worker hears of its push as it computes, or else waits for that.
     """
@@ -44,7 +44,7 @@ def pieces_of(exchanges):
         elif pieces:
             pieces.append(Piece('waits', 0, 0))
         at = exchange.after
-        if isinstance(exchange, seam.Pull):
+        if isinstance(exchange, runs.Pull):
             pieces.append(Piece('pulls', next(pulls), 0))
         else:
             pieces.append(Piece('pushes', len(pushed) - 1, at - pushed[-1]))

@@ -32,7 +32,7 @@ from player import Player  # noqa: E402
 from record import Record  # noqa: E402
 import schemes  # noqa: E402
 import shards  # noqa: E402
-from tfdist import local_rules, problem, seam  # noqa: E402
+from tfdist import local_rules, problem, runs  # noqa: E402
 from tfdist.quiet import tf  # noqa: E402
 from tfdist.toy import Problem  # noqa: E402
 import timeline  # noqa: E402
@@ -314,7 +314,8 @@ def planned(n_fetch, n_push, lives_of):
     """Returns which worker pulls and pushes when, and after how many local steps of its life.
 
     Args:
-      n_fetch, n_push: ints.
+      n_fetch: int.
+      n_push: int.
       lives_of: list by worker of lists of pairs (seconds, seconds), when a life begins and ends.
     """
     events = []
@@ -338,7 +339,8 @@ def downpour(events, n_fetch, n_push, momentum, num_pushes):
 
     Args:
       events: as `planned` returns them; those after the last push are left out.
-      n_fetch, n_push: ints.
+      n_fetch: int.
+      n_push: int.
       momentum: float, of the local steps.
       num_pushes: int.
     """
@@ -387,6 +389,9 @@ def test_pulls_and_pushes_at_their_own_times(toy, monkeypatch, n_fetch, n_push, 
     assert flat(one.player.center()) == pytest.approx(center, rel=1e-9, abs=1e-9)
     assert max(late) >= 2 and sum(one.record.staleness.values()) == 60
     assert one.record.local_steps == 60 * n_push
+    ended = sum(what == 'pushes' and t % np.lcm(n_fetch, n_push) == 0
+                for _, _, what, t in events[:len(one.exchanges)])
+    assert (one.record._whole.counts + one.record._line.counts)['loss'] == ended
 
 
 @pytest.mark.parametrize('n_fetch, n_push, pulls, computes', [
@@ -409,10 +414,10 @@ def test_the_pieces_of_a_round():
         return [tuple(piece) for piece in rounds.pieces_of(exchanges)]
 
     def pull(after):
-        return seam.Pull(after, [])
+        return runs.Pull(after, [])
 
     def push(after):
-        return seam.Push(after, [], [], {})
+        return runs.Push(after, [], [], {})
 
     assert pieces(pull(0), push(3)) == [('pulls', 0, 0), ('computes', 0, 3), ('pushes', 0, 3),
                                         ('waits', 0, 0)]

@@ -14,6 +14,18 @@ def ancestors(tensors):
     return found
 
 
+def awaited(tensors):
+    """Returns the set of ops that have to run before a list of tensors, but make nothing of it."""
+    made, found, left = set(), set(), [tensor.op for tensor in tensors]
+    while left:
+        op = left.pop()
+        if op not in made:
+            made.add(op)
+            found.update(op.control_inputs)
+            left += [tensor.op for tensor in op.inputs]
+    return found - made
+
+
 def readers(tensors):
     """Returns which types of ops a list of tensors depends on, by whose output they take.
 

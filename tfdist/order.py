@@ -5,8 +5,9 @@ With --order_dir=DIRECTORY, one that is new and that all workers see, these file
 - `run.json`: 'folder' of the program, 'workers', 'flags' that were given, the version 'tensorflow';
 - `start.npz`: the variables on the ps as the run begins, by name;
 - `worker-0.npz` and so on, when that worker ends: a row for each run of its train op. Of the global
-  step it has 'pulled' and what it was after the run, 'step'; 'dropped', whether the push was too
-  late to count; 'loss'. What the worker kept as it began is 'own_0' and so on.
+  step it has 'pulled' and what it was after the push, 'step', or where a run has several pulls or
+  pushes a list of them; 'dropped', whether the push was too late to count; 'loss'. What the worker
+  kept as it began is 'own_0' and so on.
 
 In a recorded run each pull and each push is whole: the ps lets one at a time touch its variables.
 Else a pull may see half of an update, which no order of whole ones repeats. And it begins when all
@@ -23,7 +24,7 @@ import time
 
 from absl import flags
 import numpy as np
-from tfdist import graphs, patience
+from tfdist import graphs, patience, runs
 from tfdist.quiet import tf
 
 FLAGS = flags.FLAGS
@@ -45,9 +46,7 @@ def check(scheme, hparams, num_workers):
             (hasattr(hparams, 'batches_per_ticket'), 'which examples a worker gets depends on when '
              'it asks'),
             ((getattr(hparams, 'replicas_to_aggregate', None) or num_workers) != num_workers, 'a '
-             'worker may pull while backup workers complete a step, and see half of it'),
-            (len(getattr(scheme, 'pulls', [])) > 1 or len(getattr(scheme, 'pushes', [])) > 1,
-             'a run pulls or pushes several times; give as many local steps for both')):
+             'worker may pull while backup workers complete a step, and see half of it')):
         if applies:
             sys.exit(f'--order_dir: in this scheme {why}: such a run is not recorded.')
 
@@ -70,16 +69,19 @@ class Recorder(tf.train.SessionRunHook):
             sys.exit(f'--order_dir={self._directory} has the order of another run. Give a new one.')
         self._scheme, self._rows, self._began = scheme, [], False
         done = [] if scheme.complete is not None else [_one_at_a_time(scheme, global_step.device)]
-        row = [scheme.pull[0], scheme.train_op['global_step'],
-               scheme.train_op.get('dropped', tf.constant(0.)), scheme.train_op['loss']]
+        pulled = [each.tensors[0] for each in scheme.exchanges if isinstance(each, runs.Pull)]
+        steps = [each.figures['global_step'] for each in scheme.exchanges[:-1]
+                 if isinstance(each, runs.Push)] + [scheme.train_op['global_step']]
         with tf.device(scheme.worker_device(task_index)), tf.control_dependencies(done):
+            row = [_list(pulled), _list(steps), scheme.train_op.get('dropped', tf.constant(0.)),
+                   scheme.train_op['loss']]
             step = tf.py_func(self._note, row, tf.int64)
         step.set_shape([])
         scheme.train_op['global_step'] = step
 
     def _note(self, *row):
         self._rows.append(row)
-        return row[1]
+        return np.ravel(row[1])[-1]
 
     def _file(self, name=None):
         return os.path.join(self._directory, name or f'worker-{self._task_index}.npz')
@@ -118,6 +120,11 @@ class Recorder(tf.train.SessionRunHook):
         _write(self._file(), dict(values, **{f'own_{i}': value for i, value in enumerate(own)}))
 
 
+def _list(tensors):
+    """Returns a list of tensors as one; it is that one if there is one."""
+    return tf.stack(tensors) if len(tensors) > 1 else tensors[0]
+
+
 def _one_at_a_time(scheme, device):
     """Has pulls and pushes of all workers touch the variables one after the other.
 
@@ -130,10 +137,13 @@ def _one_at_a_time(scheme, device):
     """
     with tf.device(device):
         mutex = tf.raw_ops.MutexV2(shared_name='order')
-    pulls = graphs.ancestors(scheme.pull)
-    pulled = _alone(mutex, pulls, [], scheme.pull)
-    pushes = graphs.ancestors(scheme.push.values()) - graphs.ancestors(scheme.pull + scheme.pushed)
-    return _alone(mutex, pushes, [pulled, *scheme.pushed], list(scheme.push.values()))
+    done, earlier = [], set()
+    for exchange in scheme.exchanges:
+        found = graphs.ancestors(exchange.results)
+        done = [_alone(mutex, found - earlier - graphs.ancestors(exchange.needs),
+                       [*done, *exchange.needs], exchange.results)]
+        earlier |= found
+    return done[0]
 
 
 def _alone(mutex, ops, after, results):

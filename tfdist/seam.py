@@ -18,36 +18,13 @@ One scheme in one session can play any number of workers so: what is one worker'
 is fed, and in `own`, to be read after each of these runs and put back before the next.
 """
 
-import collections
-
-from tfdist import order
+from tfdist import order, runs
 from tfdist.quiet import tf
 
 
 def feed(tensors, values):
     """Returns a feed for `tf.Session.run`: each of a list of tensors has one of the values."""
     return dict(zip(tensors, values))
-
-
-class Pull(collections.namedtuple('Pull', 'after tensors')):
-    """A pull of a run.
-
-    Attributes:
-      after: int, how many local steps of the run come before it.
-      tensors: list of tensors, as those of `Seam.pull`; of a later pull they are to be fed, with
-        what these read then.
-    """
-
-
-class Push(collections.namedtuple('Push', 'after pushed arrived figures')):
-    """A push of a run.
-
-    Attributes:
-      after: int, how many local steps of the run come before it.
-      pushed: list of tensors, what this worker pushes.
-      arrived: list of tensors, the same, to be fed where it is run by itself.
-      figures: dict of tensors, as `Seam.push`.
-    """
 
 
 class Seam:
@@ -73,9 +50,7 @@ class Seam:
         run's update, those of `computed`, and other figures. These are 'staleness' of each update,
         how many others came between its pull and its push, or 'dropped', the share of its pushes
         that came too late to count.
-      exchanges: list of `Pull` and `Push`, those of a run in order: one of each, or, where a scheme
-        has lists of them, `pulls` and `pushes`, these. They are spread evenly over the local steps,
-        a pull at the beginning and a push at the end of each part; the push comes first.
+      exchanges: list of `runs.Pull` and `runs.Push`, those of a run in order: one of each, or more.
       hooks: list of `tf.train.SessionRunHook` that the scheme needs.
       with_tables: bool, whether the scheme can leave a table on the ps, and read rows of it. If it
         cannot, each worker has all of it.
@@ -112,7 +87,7 @@ class Seam:
             self._with_state(network.state, global_step)
         if network.averages and self.complete is None:
             self.push['global_step'] = network.averages.follow(self.push['global_step'])
-        self.exchanges = self._exchanges(self.local_steps(hparams))
+        self.exchanges = runs.exchanges(self, self.local_steps(hparams))
         self.train_op = dict(self.computed, **(self.finish or self.push))
         if getattr(hparams, 'order_dir', None):
             self.hooks = [*self.hooks, order.Recorder(self, global_step, hparams, task_index,
@@ -130,20 +105,6 @@ class Seam:
                     self.push['global_step'] = tf.identity(self.push['global_step'])
         self.pull = self.pull + state.pull
         self.pushed = self.pushed + state.pushed
-
-    def _exchanges(self, local_steps):
-        if not hasattr(self, 'pulls'):
-            return [Pull(0, self.pull), Push(local_steps, self.pushed, self.pushed, self.push)]
-        pulls = [self.pull, *self.pulls[1:]]
-        *others, (pushed, arrived, figures) = self.pushes
-        # What is once in a run goes with the last push: what the model assigns to, and averages.
-        once = self.pushed[sum(len(values) for values, _, _ in self.pushes):]
-        last = [*pushed, *once], [*arrived, *once], dict(figures,
-                                                         global_step=self.push['global_step'])
-        pushes = [*others, last]
-        found = [Push((i + 1) * local_steps // len(pushes), *push) for i, push in enumerate(pushes)]
-        found += [Pull(i * local_steps // len(pulls), pull) for i, pull in enumerate(pulls)]
-        return sorted(found, key=lambda exchange: exchange.after)
 
     def wait(self):
         """Returns when this worker may begin its next run: at once, where nothing holds it."""
