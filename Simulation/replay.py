@@ -34,7 +34,17 @@ _ARITHMETIC = 1e-3
 _EXPLODED = 2  # a loss of so many times the first one
 _AROUND = 4  # updates shown on either side of one
 
-Row = collections.namedtuple('Row', 'pulled step dropped loss')
+
+
+class Row(collections.namedtuple('Row', 'pulled step dropped loss')):
+    """What a worker wrote down of a round.
+
+    Attributes:
+      pulled: list of ints by pull, the global step then.
+      step: list of ints by push, the global step after it.
+      dropped: bool, whether the push came too late to count.
+      loss: float, of its batches.
+    """
 
 
 class Update(collections.namedtuple('Update', 'step worker pulled staleness loss way center')):
@@ -43,9 +53,10 @@ class Update(collections.namedtuple('Update', 'step worker pulled staleness loss
     Attributes:
       step: int, the global step after it.
       worker: int.
-      pulled: int, the step whose center it is computed at.
-      staleness: int, how many others came between.
-      loss: float, of the batch that it is computed from, at the center that was pulled.
+      pulled: int, the step whose center it is computed at, the last one.
+      staleness: int, how many updates of others came between.
+      loss: float, of the batch that it is computed from, at the center that was pulled; None where
+        that is not known before a later pull.
       way: float, by how much it moved the center, a Euclidean norm.
       center: float, the norm of the center after it.
     """
@@ -88,13 +99,14 @@ class Order:
         self.folder = str(folder if folder.is_dir() else folder.name)
         self.flags = [flag for flag in run['flags']
                       if flag.lstrip('-').partition('=')[0] not in _OF_THE_PLACE]
-        self.rows = [[Row(int(pulled), int(step), bool(dropped), float(loss))
+        self.rows = [[Row(np.ravel(pulled).tolist(), np.ravel(step).tolist(), bool(dropped),
+                          float(loss))
                       for pulled, step, dropped, loss in zip(*map(file.__getitem__, Row._fields))]
                      for file in files]
         self.own = [[file[f'own_{i}'] for i in range(len(file.files) - len(Row._fields))]
                     for file in files]
-        self.last_step = max((row.step for rows in self.rows for row in rows), default=0)
-        there = {row.step for rows in self.rows for row in rows}
+        there = {step for rows in self.rows for row in rows for step in row.step}
+        self.last_step = max(there, default=0)
         missing = sorted(set(range(1, self.last_step + 1)) - there)
         if missing or not there:
             sys.exit(f'--replay={directory}: no worker has written down '
@@ -128,14 +140,18 @@ class Replay:
         self._together = player.scheme.complete is not None
         if self._together and self._without:
             sys.exit('--without: in this scheme all workers make each update together.')
-        if not self._together and sum(map(len, order.rows)) > order.last_step:
+        if (not self._together and sum(len(row.step) for rows in order.rows for row in rows)
+                > order.last_step):
             sys.exit('--replay: some updates were made twice. A ps was lost: such a run cannot be '
                      'repeated.')
         player.restore(order.start)
         for worker, own in enumerate(order.own):
             player.begin(worker, own)
-        self._left = [collections.deque(rows) for rows in order.rows]
-        self._rounds = {}
+        pieces = [piece for piece in player.pieces if piece.what in ('pulls', 'pushes')]
+        self._left = [collections.deque((piece, row) for row in rows for piece in pieces)
+                      for rows in order.rows]
+        # By worker: at which step it has pulled last, and how many updates it has made since.
+        self._rounds, self._pulled, self._made = {}, {}, {}
         self.step, self.updates, self.differs, self.other = 0, [], 0., None
         self._center = self._flat()
 
@@ -155,12 +171,24 @@ class Replay:
     def _pull(self):
         """Has those pull who did so at this step; what was dropped later leads to nothing."""
         for worker, left in enumerate(self._left):
-            while left and worker not in self._rounds and left[0].pulled == self.step:
-                self._rounds[worker] = self._player.compute(worker)
-                self._compare(worker, left[0])
-                if left[0].dropped:
+            while self._next(worker, 'pulls') == self.step:
+                piece, row = left.popleft()
+                self._rounds[worker] = self._player.compute(worker, self._rounds.get(worker),
+                                                            piece.number)
+                self._pulled[worker], self._made[worker] = self.step, 0
+                if self._rounds[worker].figures:
+                    self._compare(worker, row)
+                if row.dropped:
                     left.popleft()
                     self._rounds.pop(worker)
+
+    def _next(self, worker, what):
+        """Returns the global step of what a worker does next, or None if that is something else."""
+        if self._left[worker]:
+            piece, row = self._left[worker][0]
+            if piece.what == what:
+                return (row.pulled if what == 'pulls' else row.step)[piece.number]
+        return None
 
     def _compare(self, worker, row):
         """Compares the loss of a round with the one that was written down."""
@@ -169,21 +197,21 @@ class Replay:
             difference = abs(loss - row.loss) / max(abs(row.loss), 1e-30)
             self.differs = max(self.differs, difference)
             if not difference <= _ARITHMETIC and self.other is None:
-                self.other = row.pulled
+                self.other = row.pulled[-1]
 
     def _push_one(self):
         worker = next((worker for worker in self._rounds
-                       if self._left[worker][0].step == self.step + 1), None)
+                       if self._next(worker, 'pushes') == self.step + 1), None)
         if worker is None:
             sys.exit(f'--replay: nobody who has pulled makes update {self.step + 1}: the order is '
                      'not that of a run.')
         if self.step + 1 not in self._without:
-            self._player.push(worker, self._rounds[worker])
+            self._player.push(worker, self._rounds[worker], self._left[worker][0][0].number)
         self._add([worker])
 
     def _push_together(self):
         pushing = [worker for worker in sorted(self._rounds)
-                   if self._left[worker][0].pulled == self.step]
+                   if self._pulled[worker] == self.step]
         needed = self._player.hparams.replicas_to_aggregate or self._order.workers
         if len(pushing) < needed:  # there may be more: what came meanwhile counts, too
             sys.exit(f'--replay: {len(pushing)} workers have pushed in step {self.step + 1}, which '
@@ -199,10 +227,14 @@ class Replay:
         center = self._flat()
         way, self._center = float(np.linalg.norm(center - self._center)), center
         for worker in workers:
-            row, one = self._left[worker].popleft(), self._rounds.pop(worker)
+            piece, _ = self._left[worker].popleft()
+            pulled, loss = self._pulled[worker], self._rounds[worker].figures.get('loss')
             self.updates.append(Update(
-                self.step, worker, row.pulled, self.step - 1 - row.pulled,
-                float(one.figures['loss']), way, float(np.linalg.norm(center))))
+                self.step, worker, pulled, self.step - 1 - pulled - self._made[worker],
+                None if loss is None else float(loss), way, float(np.linalg.norm(center))))
+            self._made[worker] += 1
+            if piece.number == self._player.pushes - 1:
+                self._rounds.pop(worker)
 
     def write(self, path):
         """Writes the updates as CSV."""
@@ -234,24 +266,29 @@ class Replay:
             made = next(each for each in self.updates if each.step == exploded.pulled)
             console.say(name, f'the loss is {exploded.loss:.3g} after update {made.step}, by '
                         f'worker {made.worker} with staleness {made.staleness}; at first it was '
-                        f'{self.updates[0].loss:.3g}')
+                        f'{self._with_loss()[0].loss:.3g}')
             look_at = look_at or made.step
         if look_at:
             self._show(look_at)
 
     def _exploded(self):
         """Returns the `Update` that was computed at the first center with a large loss, or None."""
-        large = [update for update in self.updates if update.pulled
-                 and not update.loss <= _EXPLODED * self.updates[0].loss]
+        known = self._with_loss()
+        large = [update for update in known
+                 if update.pulled and not update.loss <= _EXPLODED * known[0].loss]
         return min(large, key=lambda update: update.pulled) if large else None
+
+    def _with_loss(self):
+        return [update for update in self.updates if update.loss is not None]
 
     def _show(self, step):
         """Prints the updates around one."""
         print('  step worker pulled staleness      loss       way    center')
         for each in self.updates:
             if abs(each.step - step) <= _AROUND:
+                loss = '' if each.loss is None else f'{each.loss:.4g}'
                 print(f'{each.step:6} {each.worker:6} {each.pulled:6} {each.staleness:9} '
-                      f'{each.loss:9.4g} {each.way:9.4g} {each.center:9.4g}')
+                      f'{loss:>9} {each.way:9.4g} {each.center:9.4g}')
 
     def check(self, name):
         """Says that this was the run, or ends the program if it was not, as it was to be."""

@@ -178,6 +178,27 @@ def test_schemes(programs, tmp_path, folder, workers, flags):
     assert distance(tmp_path) < (1e-3 if 'Synchronous' in folder and workers > 2 else 1e-5)
 
 
+@pytest.mark.parametrize('n_fetch, n_push', [
+    (2, 3), *(pytest.param(*both, marks=pytest.mark.thorough) for both in [(5, 10), (10, 5)])])
+def test_several_pulls_and_pushes_in_a_run(programs, tmp_path, n_fetch, n_push):
+    """Each of them is where it was. The staleness is that of the run: without one's own pushes."""
+    record(programs, tmp_path, 'DOWNPOUR', f'--n_fetch={n_fetch}', f'--n_push={n_push}', workers=3)
+    order = np.load(tmp_path / 'order' / 'worker-1.npz')
+    window = np.lcm(n_fetch, n_push)
+    pulled, step = (order[name].reshape(len(order['loss']), -1) for name in ('pulled', 'step'))
+    assert pulled.shape[1] == window // n_fetch and step.shape[1] == window // n_push
+    assert (np.diff(pulled) >= 0).all() and (np.diff(step) > 0).all()
+    run = repeat(programs, tmp_path, f'--csv={tmp_path / "updates.csv"}')
+    run.ends_well()
+    assert distance(tmp_path) < 1e-6
+    with open(tmp_path / 'updates.csv', newline='', encoding='utf-8') as file:
+        updates = list(csv.DictReader(file))
+    assert [int(each['step']) for each in updates] == list(range(1, len(updates) + 1))
+    for number, each in enumerate(updates):
+        between = updates[int(each['pulled']):number]
+        assert int(each['staleness']) == sum(one['worker'] != each['worker'] for one in between)
+
+
 @pytest.mark.parametrize('folder, flags, why', [
     ('Ring-AllReduce', [], 'no center'), ('Elastic-Workers', [], 'come and go'),
     ('Synchronous-SGD', ['--replicas_to_aggregate=1'], 'backup workers'),
@@ -188,7 +209,10 @@ def test_what_is_not_recorded(programs, tmp_path, folder, flags, why):
               lines=range(1, 9))
 
 
-@pytest.mark.parametrize('folder, changes', ONE_BY_ONE)
+@pytest.mark.parametrize('folder, changes', [
+    *ONE_BY_ONE, *(pytest.param('DOWNPOUR', dict(n_fetch=n_fetch, n_push=n_push),
+                                id=f'DOWNPOUR-{n_fetch}-{n_push}')
+                   for n_fetch, n_push in [(4, 2), (2, 4), (2, 3)])])
 def test_pulls_and_pushes_are_whole(folder, changes, tmp_path):
     """Who touches the center in a recorded run has the lock, of the pull or of the push."""
     hparams = types.SimpleNamespace(**dict(defaults(folder, **changes), order_dir=str(tmp_path)))
@@ -209,5 +233,5 @@ def test_pulls_and_pushes_are_whole(folder, changes, tmp_path):
         touch = [op for op in graphs.ancestors(scheme.train_op.values())
                  if handles & {tensor.op for tensor in op.inputs}]
     locks = {lock for op in touch for lock in op.control_inputs if lock.type == 'MutexLock'}
-    assert len(touch) >= 8 and len(locks) >= 2
+    assert len(touch) >= 8 and len(locks) == len(scheme.exchanges)
     assert all(locks & set(op.control_inputs) for op in touch)

@@ -137,12 +137,13 @@ def _one_at_a_time(scheme, device):
     """
     with tf.device(device):
         mutex = tf.raw_ops.MutexV2(shared_name='order')
-    done, earlier = [], set()
+    done, earlier, ops = [], set(), []
     for exchange in scheme.exchanges:
         found = graphs.ancestors(exchange.results)
-        done = [_alone(mutex, found - earlier - graphs.ancestors(exchange.needs),
-                       [*done, *exchange.needs], exchange.results)]
+        ops.append(found - earlier - graphs.ancestors(exchange.needs))
         earlier |= found
+    for exchange, mine in zip(scheme.exchanges, ops):
+        done = [_alone(mutex, mine, [*done, *exchange.needs], exchange.results)]
     return done[0]
 
 
