@@ -16,6 +16,7 @@ import numpy as np
 
 _UNITS = {'s': 1, 'ms': 1e-3, 'us': 1e-6}
 _RATES = {'bit': 1 / 8, 'kbit': 1e3 / 8, 'Mbit': 1e6 / 8, 'Gbit': 1e9 / 8}
+_SIZES = {'kB': 1e3, 'MB': 1e6, 'GB': 1e9}
 _MOST_WORKERS = 2 ** 16
 
 
@@ -101,6 +102,14 @@ def bandwidth(text):
     return number(found[1], above=0) * _RATES.get(found[2], 1)
 
 
+def size(text):
+    """Returns bytes, of such as 4e6, '38.4kB' or '100MB'."""
+    found = re.fullmatch(r'([-+\d.e]+?)([kMG]?B)?', str(text).strip())
+    if not found:
+        raise ValueError(f'{text} is no size, such as 100MB')
+    return number(found[1], above=0) * _SIZES.get(found[2], 1)
+
+
 def count(text):
     """Returns an int of at least 1."""
     if not re.fullmatch(r'\d+', str(text)) or not 1 <= int(text) <= _MOST_WORKERS:
@@ -132,6 +141,9 @@ KEYS = {
     'cores': (count, None),
     'exchange': (seconds, '0s'),
     'exchange_work': (seconds, '0s'),
+    'hop': (seconds, '0s'),
+    'hop_work': (seconds, '0s'),
+    'parameters': (size, None),
     'latency': (_each(seconds), ['0s']),
     'bandwidth': (_each(bandwidth), ['inf']),
     'ps_bandwidth': (bandwidth, 'inf'),
@@ -193,8 +205,9 @@ class Cluster:
                 if worker >= self.workers:
                     sys.exit(f'--{name}: there is no worker {worker}; there are {self.workers}, '
                              'from 0.')
-        if self.exchange_work and not self.cores:
-            sys.exit('--exchange_work: without --cores nobody shares processors.')
+        for name in 'exchange_work', 'hop_work':
+            if getattr(self, name) and not self.cores:
+                sys.exit(f'--{name}: without --cores nobody shares processors.')
         if self.back_after and not self.die_every:
             sys.exit('--back_after: without --die_every nobody dies so.')
 

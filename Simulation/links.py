@@ -14,9 +14,15 @@ class Star:
       into, out, updates: lists of `clock.Queue` by ps, its link in both directions and its work.
     """
 
-    def __init__(self, clock, cluster):
-        """Takes a `clock.Clock` and a `description.Cluster`."""
-        self._clock, self._cluster = clock, cluster
+    def __init__(self, clock, cluster, scale=1):
+        """Takes the parts.
+
+        Args:
+          clock: `clock.Clock`.
+          cluster: `description.Cluster`.
+          scale: float, how many bytes travel for each one that there is.
+        """
+        self._clock, self._cluster, self._scale = clock, cluster, scale
         self.into, self.out, self.updates = (
             [Queue(clock) for _ in range(cluster.ps)] for _ in range(3))
 
@@ -26,9 +32,9 @@ class Star:
 
     def _carry(self, worker, queues, sizes):
         """Returns when so many bytes are through the link of the worker, and those of the ps."""
-        end = self._clock.now + sum(sizes) / self._cluster.of('bandwidth', worker)
+        end = self._clock.now + self._scale * sum(sizes) / self._cluster.of('bandwidth', worker)
         for queue, size in zip(queues, self._spread(sizes)):
-            end = max(end, queue.serve(size / self._cluster.ps_bandwidth))
+            end = max(end, queue.serve(self._scale * size / self._cluster.ps_bandwidth))
         return end
 
     def _spread(self, sizes):
@@ -65,13 +71,14 @@ class Star:
 class Ring:
     """Workers in a ring: in 2 (N - 1) hops, all at the same time, each sends 1 / N of its bytes.
 
-    As `Comparison/scaling.py` has it: a hop takes a round trip, as who gets something asks for it,
-    and to begin takes one more way. The slowest link holds up all.
+    A hop takes a round trip, as who gets something asks for it, and to begin takes one more. The
+    slowest link holds up all.
     """
 
-    def __init__(self, clock, cluster):
+    def __init__(self, clock, cluster, scale=1):
         """See `Star`."""
         self._clock, self._workers, workers = clock, cluster.workers, range(cluster.workers)
+        self._scale = scale
         self._latency = max(cluster.of('latency', worker) for worker in workers)
         self._slowest = min(cluster.of('bandwidth', worker) for worker in workers)
 
@@ -85,7 +92,8 @@ class Ring:
         hops = 2 * (self._workers - 1)
         if not hops:
             return self._clock.now
-        return (self._clock.now + hops * (hop + sum(sizes) / self._workers / self._slowest)
+        piece = self._scale * sum(sizes) / self._workers
+        return (self._clock.now + hops * (hop + piece / self._slowest)
                 + (hops + 1) * 2 * self._latency)
 
     def shares(self):

@@ -5,6 +5,7 @@ gate holds workers, and where the batches come from there may be tickets. All ot
 and push whenever they are ready.
 """
 
+import functools
 import sys
 
 from clock import Signal
@@ -56,30 +57,46 @@ class Life:
         self._random = [np.random.RandomState([seed % 2 ** 32, worker])
                         for worker in range(cluster.workers)]
         self._leaving, self.step = set(), 0
-        self.travels = self.network(clock, cluster)
+        scale = cluster.parameters / player.parameters if cluster.parameters else 1
+        self.travels = self.network(clock, cluster, scale)
         self.processors = Processors(clock, cluster, self.stages)
-        self._does = {'pulls': self._pull, 'computes': self._compute, 'pushes': self._push,
-                      'waits': self._follow}
+        self._does = {what: functools.partial(self._timed, what, process) for what, process in (
+            ('pulls', self._pull), ('computes', self._compute), ('pushes', self._push),
+            ('waits', self._follow))}
+        self._does['overlaps'] = self._push_and_compute
+        self._pieces = player.pieces
+        # A worker of shared processors has one thread, and nothing leaves it while that computes.
+        if player.pushes_first and not cluster.cores:
+            pull, compute, *_ = player.pieces
+            self._pieces = [pull, compute._replace(what='overlaps')]
 
     def of(self, worker):
         """A worker from when it comes to when it leaves, a process."""
         self._leaving.discard(worker)
         self._player.begin(worker)
         while worker not in self._leaving:
-            yield from self._timed(worker, 'waits', self._enter(worker))
+            yield from self._timed('waits', self._enter, worker)
             one = None
-            for piece in self._player.pieces:
-                done = yield from self._timed(worker, piece.what,
-                                              self._does[piece.what](worker, one, piece))
-                one = done or one
+            for piece in self._pieces:
+                one = (yield from self._does[piece.what](worker, one, piece)) or one
         self.lose(worker)
 
-    def _timed(self, worker, what, process):
+    def _timed(self, what, process, worker, *args):
         """Runs a process, and records from when to when a worker did what; returns its result."""
         began = self._clock.now
-        result = yield from process
+        result = yield from process(worker, *args)
         self._record.phase(worker, what, began, self._clock.now)
         return result
+
+    def _push_and_compute(self, worker, one, piece):
+        """Pushes while the local steps of a piece are made, a process; see `_pull`."""
+        began, computed = self._clock.now, self._when_computed(worker, piece)
+        yield from self._push(worker, one, piece._replace(local_steps=0))
+        yield from self._follow(worker, one, piece)
+        yield computed
+        self._record.local_steps += piece.local_steps
+        self._record.phase(worker, 'computes', began, computed)
+        self._record.phase(worker, 'pushes', computed, self._clock.now)
 
     def _enter(self, worker):
         """Ends when a worker may begin its round, a process: at once."""
@@ -106,13 +123,13 @@ class Life:
 
     def _compute(self, worker, one, piece):
         """Ends when the local steps of a piece are made, a process; see `_pull`."""
-        draw = self._cluster.of('step', worker).draw
-        yield self._computed(draw(self._random[worker], piece.local_steps))
-        yield self._clock.now + self._delays[worker] * piece.local_steps
+        yield self._when_computed(worker, piece)
 
-    def _computed(self, seconds):
-        """Returns when a worker has got what the ps sent, and has computed for some seconds."""
-        return self.processors.stage(seconds)
+    def _when_computed(self, worker, piece):
+        """Returns when a worker has what the ps sent, and has made the local steps of a piece."""
+        draw = self._cluster.of('step', worker).draw
+        return (self.processors.stage(draw(self._random[worker], piece.local_steps))
+                + self._delays[worker] * piece.local_steps)
 
     def _push(self, worker, one, piece):
         """Pushes, and waits for the answer of the ps, a process; see `_pull`."""
@@ -195,6 +212,11 @@ class Together(Life):
         super().__init__(*args)
         self._needed = self._player.hparams.replicas_to_aggregate or self._cluster.workers
         self._pushes, self._voted, self._completed = 0, {}, Signal(self._clock)
+        self._has_backups = self._needed < self._cluster.workers
+        if self._has_backups:
+            # Of steps that are to be completed: number and sizes.
+            self._summed, self._enough = [], Signal(self._clock)
+            self._clock.start(self._complete_steps())
 
     def _arrive(self, worker, one, piece):
         # Who came back, and has pushed in this step in its earlier life, does not count again.
@@ -207,15 +229,33 @@ class Together(Life):
             if self._pushes == self._needed:
                 # The ps take the sums at once, and who comes now is late; to all others it is
                 # complete when the update is made.
-                step, self._pushes = self._player.complete(), 0
-                self._clock.at(self.travels.update([0, *one.push_bytes()]),
-                               lambda: self._complete(step))
+                summed, self._pushes = (self._player.complete(), one.push_bytes()), 0
+                if self._has_backups:
+                    self._summed.append(summed)
+                    self._enough.fire()
+                else:
+                    self._clock.start(self._complete(*summed))
 
-    def _complete(self, step):
-        """Completes a step: all go on with this one."""
+    def _complete(self, step, sizes):
+        """Completes a step, a process: all go on with this one."""
+        yield self.travels.update([0, *sizes])
         self.step = step
         self._record.reach(step)
         self._completed.fire()
+
+    def _complete_steps(self):
+        """What the chief does beside its own steps if there are backup workers, a process.
+
+        For each step it asks the ps to complete it, and hears when it is, as a round by itself.
+        """
+        while True:
+            yield self.processors.stage()
+            yield self.travels.latency(0)
+            while not self._summed:
+                yield self._enough
+            yield from self._complete(*self._summed.pop(0))
+            yield self.travels.latency(0)
+            yield self.processors.stage()
 
     def _follow(self, worker, one, piece):
         if self.step == one.step:
@@ -230,7 +270,7 @@ class Together(Life):
 class InARing(Life):
     """Workers that sum up around a ring what all of them push. All have the same center."""
 
-    network, together = links.Ring, True
+    network, together, stages = links.Ring, True, 1
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -239,9 +279,6 @@ class InARing(Life):
     def _pull(self, worker, one, piece):
         yield from ()  # it has the center itself
         return self._player.compute(worker)
-
-    def _computed(self, seconds):
-        return self.processors.compute(seconds)
 
     def _push(self, worker, one, piece):
         yield from ()  # that is for all together

@@ -135,8 +135,11 @@ class Player:
       session: `tf.Session`.
       source: where its batches come from, see `shards`.
       variables: list of `tf.Variable`, what is trained.
+      parameters: int, the bytes of these.
       pieces: list of `Piece`, what a worker does in a round.
       pushes: int, how many there are in a round.
+      pushes_first: bool, whether what is pushed takes no batch: it is there before the worker has
+        computed.
     """
 
     def __init__(self, scheme_class, make, hparams, num_workers, seed=1):
@@ -159,6 +162,7 @@ class Player:
             network, self.source, self._test = make()
             self.scheme = here(network, global_step, hparams, 0, num_workers)
             self.hparams, self.variables = hparams, tf.trainable_variables()
+            self.parameters = sum(map(_size, self.variables))
             self._own = _Own(self.scheme.own) if self.scheme.own else None
             initialize = [tf.global_variables_initializer(), tf.local_variables_initializer(),
                           tf.tables_initializer()]
@@ -187,6 +191,8 @@ class Player:
         self._arrived = [push.arrived for push in pushes]
         self._figures = [list(push.figures) for push in pushes]
         self._make_pulls(pulls, may_be_fed)
+        self.pushes_first = (len(pushes) == 1 and
+                             not self._part(scheme.pushed, self.source.placeholders).feeds)
         if scheme.complete is not None:
             self._complete = self._part([scheme.complete])
         if gate:

@@ -39,8 +39,8 @@ class Processors:
 
     def hop(self, workers):
         """Returns the seconds that the runtime takes for a hop of so many workers in a ring."""
-        shared = workers * self._cluster.exchange_work / self._cluster.cores if self._shared else 0
-        return max(self._cluster.exchange, shared)
+        shared = workers * self._cluster.hop_work / self._cluster.cores if self._shared else 0
+        return max(self._cluster.hop, shared)
 
     def shares(self):
         """Returns a dict: for what share of the time so far they have worked."""

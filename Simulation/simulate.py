@@ -45,8 +45,13 @@ flags.DEFINE_string('ps', None, 'how many parameter servers there are')
 flags.DEFINE_list('step', [], 'time of a local step: 2ms, lognormal:MEAN:SIGMA, pareto:LEAST:INDEX '
                   'or trace:FILE; several by commas: the workers have them in turn')
 flags.DEFINE_string('cores', None, 'how many processors all tasks share; else each has its own')
-flags.DEFINE_string('exchange', None, 'time of a pull and a push together, beyond what travels')
+flags.DEFINE_string('exchange', None, 'time of a pull and a push together, beyond what travels; in '
+                    'a ring, of its beginning and end')
 flags.DEFINE_string('exchange_work', None, 'time of processors in it, where these are shared')
+flags.DEFINE_string('hop', None, 'time of a hop in a ring, beyond what travels')
+flags.DEFINE_string('hop_work', None, 'time of processors in it, where these are shared')
+flags.DEFINE_string('parameters', None, 'size that those of the model are taken for, as they '
+                    'travel, such as 100MB')
 flags.DEFINE_list('latency', [], 'of a message, one way, such as 50us; several: in turn')
 flags.DEFINE_list('bandwidth', [], "of a worker's link in each direction, such as 10Gbit; several: "
                   'in turn')

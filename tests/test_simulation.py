@@ -195,6 +195,18 @@ def test_a_ring_costs_what_the_formula_says():
     assert links.Ring(Clock(), description.Cluster(workers='1', latency='1s')).sum([1]) == 0
 
 
+@pytest.mark.parametrize('folder, exchanges', [
+    ('HogWild', (32 + 24) / 24), ('Ring-AllReduce', 6 / 4)])
+def test_parameters_are_taken_for_larger_ones(toy, folder, exchanges):
+    """Three numbers of 8 bytes for 1 MB, over 1 MB/s; the pull has the global step, too."""
+    links_ = dict(bandwidth='8Mbit') if folder == 'Ring-AllReduce' else dict(ps_bandwidth='8Mbit')
+    workers = 4 if folder == 'Ring-AllReduce' else 1
+    one = toy(folder, workers, train_steps=1, step=['0s'], parameters='1MB', **links_)
+    assert one.clock.now == pytest.approx(exchanges)
+    larger = toy(folder, workers, train_steps=1, step=['0s'], parameters='100MB', **links_)
+    assert larger.clock.now == pytest.approx(100 * one.clock.now)
+
+
 def test_who_shares_processors_waits_for_them(toy):
     """On two, four workers are half as fast; what the runtime does takes its time, too."""
     alone = toy('HogWild', 4, step=['1ms'])
@@ -211,11 +223,40 @@ def test_who_shares_processors_waits_for_them(toy):
 
 
 def test_a_hop_of_a_ring_takes_its_time(toy):
-    ring = toy('Ring-AllReduce', 4, train_steps=1, step=['1ms'], exchange='2ms')
-    assert ring.clock.now == pytest.approx(1e-3 + 6 * 2e-3)
-    ring = toy('Ring-AllReduce', 4, train_steps=1, step=['1ms'], exchange='2ms',
-               exchange_work='2ms', cores='2')
+    """A run has a beginning and an end, however many hops there are."""
+    ring = toy('Ring-AllReduce', 4, train_steps=1, step=['1ms'], exchange='0.5ms', hop='2ms')
+    assert ring.clock.now == pytest.approx(1.5e-3 + 6 * 2e-3)
+    ring = toy('Ring-AllReduce', 4, train_steps=1, step=['1ms'], hop='2ms', hop_work='2ms',
+               cores='2')
     assert ring.clock.now == pytest.approx(2e-3 + 6 * 4e-3)
+
+
+@pytest.mark.parametrize('latency, seconds', [('1ms', 12e-3), ('10ms', 40e-3)])
+def test_who_pushes_what_it_pulled_computes_meanwhile(toy, latency, seconds):
+    """An elastic exchange takes no gradient: after two latencies it leaves, and takes two more."""
+    one = toy('AEASGD', 1, train_steps=2, step=['5ms'], latency=[latency])
+    # It ends with the second push: that comes three latencies after the first round.
+    pushed = 3 * float(latency[:-2]) / 1000
+    assert one.clock.now == pytest.approx(seconds + pushed)
+    assert one.record.seconds['computes'] == pytest.approx(10e-3)
+    assert one.record.seconds['pushes'] == pytest.approx(seconds - pushed * 2 / 3 - 10e-3)
+    # One thread does the one after the other.
+    shared = toy('AEASGD', 1, train_steps=2, step=['5ms'], latency=[latency], cores='2')
+    assert shared.clock.now == pytest.approx(2 * (10e-3 + pushed) + pushed / 3)
+
+
+def test_with_backups_the_chief_completes_steps_in_runs_of_their_own(toy):
+    """Who is late meanwhile waits for it, too, and so all begin the next step together."""
+    times = dict(train_steps=20, step=['1ms', '1.1ms'], latency=['1ms'])
+    backup = toy('Synchronous-SGD', 2, changes=dict(replicas_to_aggregate=1),
+                  **times)
+    # Pull, compute, push in 4 ms, and hear of it in 1 ms; the chief asks again in 2 ms, in time.
+    assert backup.clock.now == pytest.approx(20 * 4e-3 + 19 * 1e-3)
+    assert backup.record.accepted == 20 and backup.record.dropped == 19
+    # Worker 1 pushes again after 1.1 ms, and waits until the chief has asked again.
+    backup = toy('Synchronous-SGD', 2, changes=dict(replicas_to_aggregate=1),
+                 **dict(times, latency=['1ms', '0ms']))
+    assert backup.clock.now == pytest.approx(1.1e-3 + 19 * 2e-3)
 
 
 # The scheme itself.
@@ -505,16 +546,17 @@ def test_who_dies_between_pull_and_push_leaves_nothing(toy):
 def test_a_worker_comes_back_as_a_new_one(toy):
     """Its replica begins at the center as it is then, as that of its program does."""
     one = toy('AEASGD', 2, train_steps=100, step=['0.5ms'], die=['1:20.5ms'], come=['1:50.5ms'])
-    workers = [worker for worker, *_ in one.pushed]  # each takes 1 ms for its two local steps
-    assert set(workers[40:70]) == {0} and set(workers[70:]) == {0, 1}
+    # Each takes 1 ms for its two local steps, and pushes before them.
+    workers = [worker for worker, *_ in one.pushed]
+    assert set(workers[42:72]) == {0} and set(workers[72:]) == {0, 1}
     rule = RULES['AEASGD'](flat(START), 2)
-    computed = [rule.compute(worker, rule.center, one.ms[worker]) for worker in range(2)]
-    for number, worker in enumerate(workers):
-        if number == 70:
-            rule.own[1] = rule.center, 0
-            computed[1] = rule.compute(1, rule.center, one.ms[1])
-        rule.push(worker, None, computed[worker], None)
-        computed[worker] = rule.compute(worker, rule.center, one.ms[worker])
+    centers = [rule.center]
+    for number, (worker, _, _, its_round) in enumerate(one.pushed):
+        if number == workers.index(1, 42):
+            rule.own[1] = centers[its_round.step], 0
+        center = centers[its_round.step]
+        rule.push(worker, None, rule.compute(worker, center, one.ms[worker]), None)
+        centers.append(rule.center)
     assert flat(one.player.center()) == pytest.approx(rule.center, rel=1e-9)
 
 
@@ -705,6 +747,8 @@ def test_times_have_the_means_that_they_say(tmp_path):
     (dict(step=['pareto:1ms']), '--step: pareto takes 2 numbers, not 1.'),
     (dict(step=['pareto:1ms:0']), '--step: 0 is no number above 0.'),
     (dict(step=['trace:none']), '--step: none cannot be read (No such file or directory).'),
+    (dict(parameters='-1MB'), '--parameters: -1 is no number above 0.'),
+    (dict(parameters='much'), '--parameters: much is no size, such as 100MB.'),
     (dict(bandwidth=['0']), '--bandwidth: 0 is no number above 0.'),
     (dict(bandwidth=['fast']), '--bandwidth: fast is no bandwidth, such as 10Gbit, or bytes in a '
      'second.'),
@@ -776,6 +820,7 @@ def test_the_program(simulate, tmp_path):
     (['--scheme=Nobody'], '--scheme=Nobody: there is no such folder. There are AEAMSGD, '),
     (['--scheme=In-Graph-Replication'], '--scheme=In-Graph-Replication: it has no worker.py '),
     (['--scheme=AGN', '--workers=-3'], '--workers: -3 is no number '),
+    (['--scheme=AGN', '--hop_work=1ms'], '--hop_work: without --cores nobody shares '),
     (['--scheme=AGN', '--exchange_work=1ms'], '--exchange_work: without --cores nobody shares '),
     (['--scheme=AGN', '--timeline=a.png', '--timeline_from=x'], '--timeline_from: x is no time'),
     (['--scheme=AGN', '--csv=no/where.csv'], '--csv=no/where.csv: it cannot be written (No such '),
