@@ -6,6 +6,8 @@ import re
 
 from runs import ROOT
 
+DIGITS = 4 * (64 * 128 + 128 + 128 * 10 + 10)  # bytes of the parameters of the network
+BOUNDARY = 4 * 32 * 128  # bytes of the activations between the layers, of a batch
 BARE = 'bare limit'  # no folder: the plainest loop in one process, of bench.py
 GROUPS = 'one process', 'asynchronous, in each step', 'asynchronous, in windows', 'synchronous'
 
@@ -127,6 +129,21 @@ class Example:
         updates = max(1, round(local_steps / self.steps_of_update(workers, window)))
         return [f'--train_steps={updates}', *self.settings.flags,
                 *(f'--{flag}={window}' for flag in self._window_flags)]
+
+
+def bytes_per_step(kind, workers, window):
+    """Returns what a worker sends and gets in one local step, in bytes, without counters.
+
+    Args:
+      kind: `Example.kind`.
+      workers: int.
+      window: int, local steps between two exchanges.
+    """
+    if kind == 'server':
+        return 2 * DIGITS / window
+    if kind == 'ring':
+        return 2 * (workers - 1) / workers * DIGITS
+    return 2 * BOUNDARY if kind == 'layers' else 0  # the activations return as gradients
 
 
 def gallery():

@@ -6,13 +6,11 @@ it.
 
 import collections
 import math
-import statistics
 
 from examples import BARE, examples, GROUPS
 import matplotlib
 import numpy as np
 import report
-import scaling
 from style import COLOURS, GREY, logarithmic, MARKERS, STYLE
 
 matplotlib.use('Agg')
@@ -243,46 +241,6 @@ def staleness(rows):
     return figure
 
 
-def model(rows):
-    """Draws the cost model over what was measured, and what it predicts for a cluster."""
-    checked = scaling.check(rows, scaling.cores_of(rows))
-    if not checked:
-        return None
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6))
-    here = scaling.Cluster(1, scaling.cores_of(rows), math.inf, 0, True)
-    there = scaling.Cluster(servers=8, cores=8, bandwidth=1.25e9, round_trip=1e-4, shared=False)
-    cases = [(('server', False), 1), (('server', False), 10), (('server', True), 1),
-             (('server', True), 10), (('ring', True), 1)]
-    for (which, window), colour, marker in zip(cases, COLOURS, MARKERS):
-        if which not in checked:
-            continue
-        costs, found = checked[which]
-        name = scaling.NAMES[which] + f', window {window}' * (which[0] == 'server')
-        own = collections.defaultdict(list)
-        for number, length, rate, *_ in found:
-            if length == window:
-                own[number].append(rate)
-        x = np.arange(1, 9)
-        left.plot(x, [scaling.steps_per_second(*which, int(n), window, scaling.DIGITS, costs, here)
-                      for n in x], color=colour)
-        left.plot(list(own), [statistics.median(rates) for rates in own.values()], marker,
-                  color=colour, markersize=5)
-        x = np.unique(np.logspace(0, 3, 60).astype(int))
-        right.plot(x, [scaling.steps_per_second(*which, int(n), window, scaling.LARGE,
-                                                costs._replace(step=scaling.LARGE_STEP), there)
-                       for n in x], color=colour, label=name)
-    left.set_title('this machine: measured (points), model (lines)')
-    logarithmic(left, 'y')
-    left.set_ylabel('local steps/s of all workers')
-    right.set_title('predicted: 100 MB, 0.1 s a step, 8 servers, 10 Gbit/s')
-    logarithmic(right, 'x', (1,))
-    logarithmic(right, 'y', (1,))
-    right.legend(loc='upper left')
-    for panel in left, right:
-        panel.set_xlabel('workers')
-    return figure
-
-
 def models(rows):
     """Draws each scheme's throughput in that of one process: the digits, and two models."""
     kinds = {'': 'digits: the runtime dominates', 'resnet': 'ResNet: computing dominates',
@@ -320,8 +278,7 @@ PICTURES = {
     straggler: 'What a straggler leaves of the throughput',
     latency: 'Throughput against the round-trip time of the network: two workers and a ps, each '
              'on a host of its own',
-    staleness: 'How stale updates are, with two workers',
-    model: 'The cost model'}
+    staleness: 'How stale updates are, with two workers'}
 
 
 def draw(rows, directory):

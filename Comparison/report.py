@@ -4,9 +4,8 @@ import collections
 import csv
 import statistics
 
-from examples import BARE, examples, GROUPS, ROOT
+from examples import BARE, bytes_per_step, examples, GROUPS, ROOT
 import readmes
-import scaling
 
 TABLE = 'table', 'quick'  # the experiments with the runs of the table
 REFERENCE = 'Non-Distributed-Setup'  # one process
@@ -81,7 +80,7 @@ class Summary:
         self.seconds_to_95 = median(times) if times and median(times) < float('inf') else None
         self.sent = median(numbers([row for row in own if row['experiment'] in ('trace', 'quick')],
                                    'bytes_per_step'))
-        self.theory = example and scaling.bytes_per_step(
+        self.theory = example and bytes_per_step(
             example.kind, int(self.rows[0]['workers']), example.window)
         stale = histogram(self.rows)
         self.mean_staleness = self.most_stale = None
@@ -294,6 +293,25 @@ def guide(rows):
     return lines
 
 
+def round_trips(rows):
+    """Returns a line: how many round trips a window has, from the runs at a distance.
+
+    That is by how much a window takes longer with the longest round trip than without any.
+
+    Args:
+      rows: list of dicts, as in results.csv.
+    """
+    seconds = collections.defaultdict(dict)
+    for row in rows:
+        if row['experiment'] == 'latency' and row['steps_per_s']:
+            windows = float(row['steps_per_s']) / int(row['window']) / int(row['workers'])
+            name = row['folder'] + f', window {row["window"]}' * (row['window'] != '1')
+            seconds[name][float(row['round_trip'])] = 1 / windows
+    trips = [f'{name} {(times[max(times)] - times[0]) / (max(times) / 1000):.1f}'
+             for name, times in seconds.items() if 0 in times and len(times) > 1]
+    return f'Round trips in a window, as measured: {"; ".join(trips)}.' if trips else ''
+
+
 def publish(rows, pictures, root=ROOT):
     """Puts what follows from the results between its markers in two READMEs.
 
@@ -309,7 +327,7 @@ def publish(rows, pictures, root=ROOT):
              'Comparison/README.md': {
                  'table': table(rows).rstrip(),
                  'gallery': models_table(rows),
-                 'model': '\n'.join(scaling.table(rows, scaling.cores_of(rows))),
+                 'round trips': round_trips(rows),
                  'pictures': '\n\n'.join(f'![{caption}](results/{name}.png)\n\n{caption}.'
                                          for name, caption in pictures.items())}}
     for name, of_readme in parts.items():

@@ -1,9 +1,8 @@
-"""The comparison: what it reads from a run, that it resumes, its table and its cost model."""
+"""The comparison: what it reads from a run, that it resumes, its table, its pictures."""
 
 import collections
 import importlib
 import json
-import math
 import os
 import re
 import shutil
@@ -23,12 +22,11 @@ from tfdist import ports
 sys.path.append(str(ROOT / 'Comparison'))
 
 import compare  # noqa: E402
-from examples import BARE, Example, examples, gallery, SETTINGS  # noqa: E402
+from examples import BARE, bytes_per_step, Example, examples, gallery, SETTINGS  # noqa: E402
 import hosts  # noqa: E402
 import plots  # noqa: E402
 import report  # noqa: E402
 import runs  # noqa: E402
-import scaling  # noqa: E402
 
 PAIR = 'AGN', 'Synchronous-SGD'
 
@@ -231,7 +229,7 @@ def test_its_figures_are_plausible(compared):
         assert 0.85 < float(row['test_accuracy']) <= 1
         assert 30 < float(row['steps_per_s']) < 30000
         assert 0.5 < float(row['start_s']) < 100 and 0 < float(row['stop_s']) < 100
-        expected = scaling.bytes_per_step(example.kind, 2, example.window)
+        expected = bytes_per_step(example.kind, 2, example.window)
         assert expected <= float(row['bytes_per_step']) < 1.01 * expected
         steps, seconds, accuracies = report.curve(row)
         assert len(steps) >= 2 and steps == sorted(steps) and seconds == sorted(seconds)
@@ -589,64 +587,16 @@ def test_all_pictures_can_be_drawn(rows, tmp_path):
     ('ring', 4, 1, 57660), ('ring', 1, 1, 0), ('layers', 2, 1, 32768), ('alone', 0, 1, 0)])
 def test_bytes_in_theory(kind, workers, window, sent):
     """9,610 parameters of 4 bytes: 2 K / T, and 2 (N - 1) / N K; activations of 32 times 128."""
-    assert scaling.bytes_per_step(kind, workers, window) == sent
-
-
-COSTS = scaling.Costs(step=0.001, exchange=0.002, work=0.004)
-CLUSTER = scaling.Cluster(servers=1, cores=4, bandwidth=1e9, round_trip=0.0005, shared=False)
-
-
-@pytest.mark.parametrize('kind, synchronous, workers, window, cluster, seconds', [
-    # 10 steps, an exchange, two round trips, 2 MB
-    ('server', False, 1, 10, CLUSTER, 0.010 + 0.002 + 0.001 + 0.002),
-    # 40 MB on the server's link; the processors are done in 40 * 0.004 / 8
-    ('server', False, 40, 10, CLUSTER, 0.040),
-    ('server', False, 40, 10, CLUSTER._replace(servers=2), 0.020),
-    ('server', False, 40, 10, CLUSTER._replace(cores=1), 0.080),
-    # the server works 10 * 0.004 / 8, and 10 MB go out before 10 MB come in
-    ('server', True, 10, 10, CLUSTER, 0.010 + 0.005 + 0.001 + 0.020),
-    ('server', True, 1, 10, CLUSTER, 0.010 + 0.002 + 0.001 + 0.002),
-    # 8 hops of 0.2 MB, and nine round trips
-    ('ring', True, 5, 1, CLUSTER, 0.001 + 8 * (0.002 + 0.0002) + 9 * 0.0005),
-    ('ring', True, 1, 1, CLUSTER, 0.001),
-    # 4 workers keep two cores busy with 14 ms each
-    ('server', False, 4, 10, scaling.Cluster(1, 2, math.inf, 0, True), 0.028),
-    ('server', False, 1, 10, scaling.Cluster(1, 2, math.inf, 0, True), 0.012),
-    ('ring', True, 2, 1, scaling.Cluster(1, 2, math.inf, 0, True), 0.009)])
-def test_the_cost_model(kind, synchronous, workers, window, cluster, seconds):
-    arguments = kind, synchronous, workers, window, 1e6, COSTS, cluster
-    assert scaling.seconds_of_window(*arguments) == pytest.approx(seconds)
-    assert scaling.steps_per_second(*arguments) == pytest.approx(workers * window / seconds)
-
-
-def test_the_model_is_fitted_and_checked():
-    """On what the model itself makes up it is right; where it is not, its error says so."""
-    here = scaling.Cluster(1, 2, math.inf, 0, True)
-    rows = []
-    for folder, window, kind, synchronous in [('HogWild', 1, 'server', False),
-                                              ('AGN', 10, 'server', False),
-                                              ('AGN', 50, 'server', False)]:
-        for workers in 1, 2, 4, 8:
-            rate = scaling.steps_per_second(kind, synchronous, workers, window, scaling.DIGITS,
-                                            scaling.Costs(1e-4, 1.2e-3, 2e-3), here)
-            rows.append(a_row(folder, 'workers', workers=workers, window=window, steps_per_s=rate))
-    (which, (costs, checked)), = scaling.check(rows, 2).items()
-    assert which == ('server', False) and len(checked) == 12
-    assert max(scaling.errors(checked, True)) < 0.02 and max(scaling.errors(checked, False)) < 0.02
-    for row in rows:
-        if row['workers'] == '8':
-            row['steps_per_s'] = str(float(row['steps_per_s']) / 2)
-    (_, (_, checked)), = scaling.check(rows, 2).items()
-    assert max(scaling.errors(checked, False)) == pytest.approx(1, abs=0.05)
-    assert '100%), 3 runs' in scaling.table(rows, 2)[2]
+    assert bytes_per_step(kind, workers, window) == sent
 
 
 def test_round_trips_are_counted():
     """Two workers: a window of 10 takes 5 ms without a distance, and 45 ms with 20 ms."""
     rows = [a_row('AGN', 'latency', window=10, round_trip=ms, steps_per_s=20 / seconds)
             for ms, seconds in [(0, 0.005), (5, 0.014), (20, 0.045)]]
-    assert scaling.round_trips(rows) == {('AGN', 10): pytest.approx(2)}
-    assert 'AGN, window 10 2.0.' in scaling.table(rows, 2)[-1]
+    rows += [a_row('HogWild', 'latency', round_trip=0, steps_per_s=1000)]  # by itself
+    assert report.round_trips(rows) == ('Round trips in a window, as measured: AGN, window 10 2.0.')
+    assert report.round_trips(rows[-1:]) == ''
 
 
 def test_the_readmes_have_the_published_results(rows, tmp_path):
