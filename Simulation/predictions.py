@@ -1,0 +1,54 @@
+"""What a cluster would do with a large network: local steps/s over the number of workers.
+
+Each scheme trains the folder's own network, which is taken for one of 100 MB as it travels. The ps
+have as much to do for an update as memory of 20 GB/s needs to read gradient and parameters and to
+write these.
+"""
+
+import experiments
+
+RESULTS = experiments.HERE / 'results' / 'predictions.csv'
+# A step size so small that nobody diverges, which would be the end.
+CLUSTER = {'cluster': 'ethernet', 'ps': '8', 'step': 'lognormal:100ms:0.1', 'parameters': '100MB',
+           'update': '15ms', 'learning_rate': '0.0001', 'tests': '1'}
+IN_WORDS = '100 MB, 0.1 s a step, 8 ps, 10 Gbit/s'
+WINDOWS = {'HogWild': 1, 'AGN': 10, 'Synchronous-SGD': 1, 'Local-SGD': 10, 'Ring-AllReduce': 1}
+NUMBERS = [2 ** power for power in range(11)]
+ROUNDS = 20  # of each worker: those in which all begin at once hardly count
+
+
+def table():
+    """Returns what there is, an `experiments.Table`."""
+    return experiments.Table(RESULTS, ['workers', *CLUSTER, 'local_steps'])
+
+
+def _asked(name, workers):
+    return dict(CLUSTER, workers=str(workers), local_steps=str(ROUNDS * WINDOWS[name] * workers))
+
+
+def simulate():
+    """Simulates what is not in the file yet, in minutes if that is all."""
+    found = table()
+
+    def do(name):
+        with experiments.Scheme(name) as scheme:
+            for workers in NUMBERS:
+                found.simulate(scheme, _asked(name, workers))
+
+    left = [name for name in WINDOWS
+            if not all(found.row(name, _asked(name, workers)) for workers in NUMBERS)]
+    experiments.for_each(do, left)
+
+
+def rates(batch_size):
+    """Returns a dict by scheme of lists of (workers, local steps/s) that are known.
+
+    Args:
+      batch_size: int, examples in a local step.
+    """
+    found, known = table(), {}
+    for name in WINDOWS:
+        rows = [(workers, found.row(name, _asked(name, workers))) for workers in NUMBERS]
+        known[name] = [(workers, int(row['examples']) / batch_size / float(row['seconds']))
+                       for workers, row in rows if row]
+    return known
