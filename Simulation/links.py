@@ -19,7 +19,7 @@ class Star:
 
         Args:
           clock: `clock.Clock`.
-          cluster: `description.Cluster`.
+          cluster: `description.Cluster`. If it has `parameters`, each ps has as much of them.
           scale: float, how many bytes travel for each one that there is.
         """
         self._clock, self._cluster, self._scale = clock, cluster, scale
@@ -39,6 +39,8 @@ class Star:
 
     def _spread(self, sizes):
         """Returns how much of the sizes is on each ps."""
+        if self._cluster.parameters:
+            return [sum(sizes) / self._cluster.ps] * self._cluster.ps
         return [sum(sizes[ps::self._cluster.ps]) for ps in range(self._cluster.ps)]
 
     def to_worker(self, worker, sizes):

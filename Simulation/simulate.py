@@ -50,8 +50,8 @@ flags.DEFINE_string('exchange', None, 'time of a pull and a push together, beyon
 flags.DEFINE_string('exchange_work', None, 'time of processors in it, where these are shared')
 flags.DEFINE_string('hop', None, 'time of a hop in a ring, beyond what travels')
 flags.DEFINE_string('hop_work', None, 'time of processors in it, where these are shared')
-flags.DEFINE_string('parameters', None, 'size that those of the model are taken for, as they '
-                    'travel, such as 100MB')
+flags.DEFINE_string('parameters', None, 'size that those of the model are taken for, such as '
+                    '100MB, as they travel; in equal parts on the ps')
 flags.DEFINE_list('latency', [], 'of a message, one way, such as 50us; several: in turn')
 flags.DEFINE_list('bandwidth', [], "of a worker's link in each direction, such as 10Gbit; several: "
                   'in turn')

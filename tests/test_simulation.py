@@ -203,8 +203,9 @@ def test_parameters_are_taken_for_larger_ones(toy, folder, exchanges):
     workers = 4 if folder == 'Ring-AllReduce' else 1
     one = toy(folder, workers, train_steps=1, step=['0s'], parameters='1MB', **links_)
     assert one.clock.now == pytest.approx(exchanges)
-    larger = toy(folder, workers, train_steps=1, step=['0s'], parameters='100MB', **links_)
-    assert larger.clock.now == pytest.approx(100 * one.clock.now)
+    larger = toy(folder, workers, train_steps=1, step=['0s'], parameters='100MB', ps='5', **links_)
+    on_each = 1 if folder == 'Ring-AllReduce' else 5
+    assert larger.clock.now == pytest.approx(100 * one.clock.now / on_each)
 
 
 def test_who_shares_processors_waits_for_them(toy):
