@@ -36,7 +36,7 @@ _AROUND = 4  # updates shown on either side of one
 
 
 
-class Row(collections.namedtuple('Row', 'pulled step dropped loss')):
+class Row(collections.namedtuple('Row', 'pulled step dropped loss at')):
     """What a worker wrote down of a round.
 
     Attributes:
@@ -44,6 +44,7 @@ class Row(collections.namedtuple('Row', 'pulled step dropped loss')):
       step: list of ints by push, the global step after it.
       dropped: bool, whether the push came too late to count.
       loss: float, of its batches.
+      at: float, when the last push came, in seconds.
     """
 
 
@@ -100,9 +101,8 @@ class Order:
         self.flags = [flag for flag in run['flags']
                       if flag.lstrip('-').partition('=')[0] not in _OF_THE_PLACE]
         self.rows = [[Row(np.ravel(pulled).tolist(), np.ravel(step).tolist(), bool(dropped),
-                          float(loss))
-                      for pulled, step, dropped, loss in zip(*map(file.__getitem__, Row._fields))]
-                     for file in files]
+                          float(loss), float(at)) for pulled, step, dropped, loss, at
+                      in zip(*map(file.__getitem__, Row._fields))] for file in files]
         self.own = [[file[f'own_{i}'] for i in range(len(file.files) - len(Row._fields))]
                     for file in files]
         there = {step for rows in self.rows for row in rows for step in row.step}
@@ -210,8 +210,9 @@ class Replay:
         self._add([worker])
 
     def _push_together(self):
-        pushing = [worker for worker in sorted(self._rounds)
-                   if self._pulled[worker] == self.step]
+        # In the order in which they came: sums are rounded by that.
+        pushing = sorted((worker for worker in self._rounds if self._pulled[worker] == self.step),
+                         key=lambda worker: self._left[worker][0][1].at)
         needed = self._player.hparams.replicas_to_aggregate or self._order.workers
         if len(pushing) < needed:  # there may be more: what came meanwhile counts, too
             sys.exit(f'--replay: {len(pushing)} workers have pushed in step {self.step + 1}, which '

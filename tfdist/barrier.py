@@ -113,16 +113,18 @@ class Barrier(tf.train.SessionRunHook):
                 if op.type == 'SparseConditionalAccumulator':  # see tables.MeansOfSums
                     op._set_attr('reduction_type', tf.AttrValue(s=b'SUM'))
             local_step, = local_steps
+            # For runs that do not push: `order` has the reads of a push wait.
             self._local_step, self._global_step = local_step.read_value(), global_step.read_value()
+            step_to_push = local_step.read_value()
             me = tf.constant(task_index, tf.int64)
             voted = ledger.Ledger('voted', global_step.device, default=-1)
-            stamp = tf.where(tf.less(voted.read(me), self._local_step), self._local_step,
-                             -tf.ones_like(self._local_step))
+            stamp = tf.where(tf.less(voted.read(me), step_to_push), step_to_push,
+                             -tf.ones_like(step_to_push))
             for op in pushes:
                 op._update_input(1, stamp)  # in the place of the local step
             self.stamps = [stamp] * len(pushes)
             with tf.control_dependencies(pushes):
-                vote = voted.write(me, self._local_step)
+                vote = voted.write(me, step_to_push)
             self.complete = sync.get_chief_queue_runner().enqueue_ops[0].inputs[1][0]
             if averages:
                 self.complete = averages.follow(self.complete)

@@ -6,8 +6,9 @@ With --order_dir=DIRECTORY, one that is new and that all workers see, these file
 - `start.npz`: the variables on the ps as the run begins, by name;
 - `worker-0.npz` and so on, when that worker ends: a row for each run of its train op. Of the global
   step it has 'pulled' and what it was after the push, 'step', or where a run has several pulls or
-  pushes a list of them; 'dropped', whether the push was too late to count; 'loss'. What the worker
-  kept as it began is 'own_0' and so on.
+  pushes a list of them; 'dropped', whether the push was too late to count; 'loss'; and 'at', when
+  the last push began, in seconds on the clock of one ps: sums of several pushes are rounded as
+  these come. What the worker kept as it began is 'own_0' and so on.
 
 In a recorded run each pull and each push is whole: the ps lets one at a time touch its variables.
 Else a pull may see half of an update, which no order of whole ones repeats. And it begins when all
@@ -30,6 +31,7 @@ from tfdist.quiet import tf
 FLAGS = flags.FLAGS
 flags.DEFINE_string('order_dir', None, 'new directory for the order of pulls and pushes, seen by '
                     'all workers: the run can be repeated then, see Simulation')
+_COLUMNS = 'pulled', 'step', 'dropped', 'loss', 'at'
 
 
 def check(scheme, hparams, num_workers):
@@ -68,13 +70,13 @@ class Recorder(tf.train.SessionRunHook):
         if os.path.exists(self._file()):
             sys.exit(f'--order_dir={self._directory} has the order of another run. Give a new one.')
         self._scheme, self._rows, self._began = scheme, [], False
-        done = [] if scheme.complete is not None else [_one_at_a_time(scheme, global_step.device)]
+        done, at = _one_at_a_time(scheme, global_step.device)
         pulled = [each.tensors[0] for each in scheme.exchanges if isinstance(each, runs.Pull)]
         steps = [each.figures['global_step'] for each in scheme.exchanges[:-1]
                  if isinstance(each, runs.Push)] + [scheme.train_op['global_step']]
-        with tf.device(scheme.worker_device(task_index)), tf.control_dependencies(done):
+        with tf.device(scheme.worker_device(task_index)), tf.control_dependencies([done]):
             row = [_list(pulled), _list(steps), scheme.train_op.get('dropped', tf.constant(0.)),
-                   scheme.train_op['loss']]
+                   scheme.train_op['loss'], at]
             step = tf.py_func(self._note, row, tf.int64)
         step.set_shape([])
         scheme.train_op['global_step'] = step
@@ -115,8 +117,8 @@ class Recorder(tf.train.SessionRunHook):
         _write(self._file('start.npz'), values)
 
     def _write_own(self, own):
-        columns = zip(*self._rows) if self._rows else [[]] * 4
-        values = dict(zip(('pulled', 'step', 'dropped', 'loss'), map(np.array, columns)))
+        columns = zip(*self._rows) if self._rows else [[]] * len(_COLUMNS)
+        values = dict(zip(_COLUMNS, map(np.array, columns)))
         _write(self._file(), dict(values, **{f'own_{i}': value for i, value in enumerate(own)}))
 
 
@@ -133,7 +135,7 @@ def _one_at_a_time(scheme, device):
       device: string, where the mutex is.
 
     Returns:
-      An op: the push is done.
+      An op: the last push is done; and a float64 scalar tensor, when that began.
     """
     with tf.device(device):
         mutex = tf.raw_ops.MutexV2(shared_name='order')
@@ -143,8 +145,10 @@ def _one_at_a_time(scheme, device):
         ops.append(found - earlier - graphs.ancestors(exchange.needs))
         earlier |= found
     for exchange, mine in zip(scheme.exchanges, ops):
-        done = [_alone(mutex, mine, [*done, *exchange.needs], exchange.results)]
-    return done[0]
+        lock, free = _alone(mutex, mine, [*done, *exchange.needs], exchange.results)
+        done = [free]
+    with tf.device(device), tf.control_dependencies([lock]):
+        return free, tf.timestamp()
 
 
 def _alone(mutex, ops, after, results):
@@ -157,16 +161,18 @@ def _alone(mutex, ops, after, results):
       results: list of tensors.
 
     Returns:
-      The op that frees it.
+      The op that has got it, and the one that frees it.
     """
     with tf.device(mutex.device):
         with tf.control_dependencies(after):
             lock = tf.raw_ops.MutexLock(mutex=mutex)
         for op in ops:
-            if any(tensor.dtype == tf.resource for tensor in op.inputs):
+            # TensorFlow 1.15 has accumulators as references.
+            if any(tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype
+                   for tensor in op.inputs):
                 op._add_control_input(lock.op)
         with tf.control_dependencies(results):
-            return tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+            return lock.op, tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 
 
 def _write(path, arrays):
