@@ -11,7 +11,7 @@ from conftest import load_program, ROOT
 import numpy as np
 from processes import Programs
 import pytest
-from test_seam import defaults, ONE_BY_ONE
+from test_seam import AT_ONCE, defaults, ONE_BY_ONE
 from tfdist import graphs
 from tfdist.quiet import tf
 from tfdist.toy import Problem
@@ -144,8 +144,8 @@ def test_an_order_that_is_not_whole(recorded, programs):
 
 def test_a_step_that_was_made_twice(recorded, programs):
     change(recorded, 0, lambda values: values.update(
-        {name: np.append(values[name], values[name][-1:]) for name in ('pulled', 'step', 'dropped',
-                                                                       'loss')}))
+        {name: np.append(values[name], values[name][-1:]) for name in (
+            'pulled', 'step', 'dropped', 'loss', 'at')}))
     repeat(programs, recorded).fails('some updates were made twice')
 
 
@@ -216,7 +216,31 @@ def test_what_is_not_recorded(programs, tmp_path, folder, flags, why):
                    for n_fetch, n_push in [(4, 2), (2, 4), (2, 3)])])
 def test_pulls_and_pushes_are_whole(folder, changes, tmp_path):
     """Who touches the center in a recorded run has the lock, of the pull or of the push."""
-    hparams = types.SimpleNamespace(**dict(defaults(folder, **changes), order_dir=str(tmp_path)))
+    scheme, center = recorded_scheme(folder, changes, tmp_path)
+    if scheme is None:
+        return
+    handles = {variable.handle.op for variable in center}
+    touch = [op for op in graphs.ancestors(scheme.train_op.values())
+             if handles & {tensor.op for tensor in op.inputs}]
+    assert len(touch) >= 8 and len(locks_of(touch)) == len(scheme.exchanges)
+    assert all(locks_of([op]) for op in touch)
+
+
+@pytest.mark.parametrize('folder, changes', AT_ONCE)
+def test_pushes_of_a_sum_are_whole(folder, changes, tmp_path):
+    """Each sum gets them in one order; who only looks at the steps does not wait for a push."""
+    scheme, _ = recorded_scheme(folder, changes, tmp_path)
+    adds = [op for op in graphs.ancestors(scheme.train_op.values())
+            if op.type.endswith('AccumulatorApplyGradient')]
+    lock, = locks_of(adds)
+    assert len(adds) == 3 and all(locks_of([op]) for op in adds)
+    barrier = scheme.barrier
+    assert lock not in graphs.ancestors([barrier._local_step, barrier._global_step])
+
+
+def recorded_scheme(folder, changes, directory):
+    """Returns a scheme that is recorded, or None if it cannot be; and its center and step."""
+    hparams = types.SimpleNamespace(**dict(defaults(folder, **changes), order_dir=str(directory)))
     program = load_program(folder)
     with tf.Graph().as_default():
         center = [tf.get_variable(f'x{i}', initializer=1.) for i in range(3)]
@@ -226,13 +250,13 @@ def test_pulls_and_pushes_are_whole(folder, changes, tmp_path):
             return sum(tf.square(value) for value in values), tf.constant(0.)
 
         try:
-            scheme = program.Scheme(Problem(loss_at, center), step, hparams, 0, 2)
+            return program.Scheme(Problem(loss_at, center), step, hparams, 0, 2), [*center, step]
         except SystemExit as error:
             assert 'is not recorded' in str(error)
-            return
-        handles = {variable.handle.op for variable in [*center, step]}
-        touch = [op for op in graphs.ancestors(scheme.train_op.values())
-                 if handles & {tensor.op for tensor in op.inputs}]
-    locks = {lock for op in touch for lock in op.control_inputs if lock.type == 'MutexLock'}
-    assert len(touch) >= 8 and len(locks) == len(scheme.exchanges)
-    assert all(locks & set(op.control_inputs) for op in touch)
+            return None, None
+
+
+def locks_of(ops):
+    """Returns the set of ops that get the lock of recorded runs for some ops."""
+    return {lock for op in ops for lock in op.control_inputs
+            if lock.type == 'MutexLock' and lock.inputs[0].op.get_attr('shared_name') == b'order'}
