@@ -12,7 +12,7 @@ import numpy as np
 from processes import Programs
 import pytest
 from test_seam import AT_ONCE, defaults, ONE_BY_ONE
-from tfdist import graphs
+from tfdist import graphs, order
 from tfdist.quiet import tf
 from tfdist.toy import Problem
 
@@ -184,9 +184,9 @@ def test_schemes(programs, tmp_path, folder, workers, flags):
 def test_several_pulls_and_pushes_in_a_run(programs, tmp_path, n_fetch, n_push):
     """Each of them is where it was. The staleness is that of the run: without one's own pushes."""
     record(programs, tmp_path, 'DOWNPOUR', f'--n_fetch={n_fetch}', f'--n_push={n_push}', workers=3)
-    order = np.load(tmp_path / 'order' / 'worker-1.npz')
+    rows = np.load(tmp_path / 'order' / 'worker-1.npz')
     window = np.lcm(n_fetch, n_push)
-    pulled, step = (order[name].reshape(len(order['loss']), -1) for name in ('pulled', 'step'))
+    pulled, step = (rows[name].reshape(len(rows['loss']), -1) for name in ('pulled', 'step'))
     assert pulled.shape[1] == window // n_fetch and step.shape[1] == window // n_push
     assert (np.diff(pulled) >= 0).all() and (np.diff(step) > 0).all()
     run = repeat(programs, tmp_path, f'--csv={tmp_path / "updates.csv"}')
@@ -236,6 +236,16 @@ def test_pushes_of_a_sum_are_whole(folder, changes, tmp_path):
     assert len(adds) == 3 and all(locks_of([op]) for op in adds)
     barrier = scheme.barrier
     assert lock not in graphs.ancestors([barrier._local_step, barrier._global_step])
+
+
+def test_rows_of_a_sum_wait_for_the_lock_too():
+    """Their accumulators are references, and no resources."""
+    with tf.Graph().as_default():
+        accumulator = tf.SparseConditionalAccumulator(tf.float32, [3, 2])
+        add = accumulator.apply_grad([1], tf.ones([1, 2]))
+        mutex = tf.raw_ops.MutexV2(shared_name='order')
+        order._alone(mutex, {add}, [], [])
+    assert locks_of([add])
 
 
 def recorded_scheme(folder, changes, directory):
