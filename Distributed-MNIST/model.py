@@ -122,13 +122,29 @@ def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
     return batches.in_pieces(_next(records, [count, batch_size], index['pixels'], ahead=8))
 
 
-def test_set():
-    """Returns the whole test set as one batch, a pair of tensors as from `train_batches`."""
+def _whole(part):
+    """Returns all examples of 'train' or 'test' as one batch, a pair as from `train_batches`."""
     index = read_index()
-    files = sorted(index['test'].items())
+    files = sorted(index[part].items())
     examples = sum(count for _, (count, _) in files)
     records = tf.data.TFRecordDataset(check(files)).repeat()
     return _next(records, [examples], index['pixels'], ahead=0)
+
+
+def _arrays():
+    """Returns all images and labels to train on, two arrays."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        whole = _whole('train')
+        session.run(tf.tables_initializer())
+        return session.run(whole)
+
+
+train_batches.arrays = _arrays  # for the simulation of more workers than there are files
+
+
+def test_set():
+    """Returns the whole test set as one batch, a pair of tensors as from `train_batches`."""
+    return _whole('test')
 
 
 def logits(images):

@@ -170,31 +170,33 @@ def figures_of(simulation):
     return found
 
 
-def _serve(program):
-    """Simulates what the input asks for."""
+def _serve(program, prepare):
+    """Simulates what the input asks for; the arguments are those that `schemes.load` returns."""
     # Here, and not above: who only asks does not load TensorFlow.
     import time
     from absl.testing import flagsaver
     import simulate
     flags = simulate.FLAGS
+    answers, sys.stdout = sys.stdout, open(os.devnull, 'w', encoding='utf-8')  # nothing else there
     for line in sys.stdin:
         began = time.time()
         with flagsaver.flagsaver():
             for name, value in json.loads(line).items():
                 flags[name].parse(value)
                 flags[name].using_default_value = False
+            prepare()
             simulation = simulate.Simulation(None, program, simulate.cluster())
             simulation.run()
             found = figures_of(simulation)
             simulation.player.close()
         found.update(wall_seconds=round(time.time() - began, 2),
                      megabytes=round(simulate.megabytes()))
-        print(json.dumps(found), flush=True)
+        print(json.dumps(found), file=answers, flush=True)
 
 
 if __name__ == '__main__':
     import schemes
     from tfdist import console
-    worker = schemes.load(schemes.asked_for(sys.argv))
+    loaded = schemes.load(schemes.asked_for(sys.argv))
     import simulate  # noqa: F401
-    console.run(lambda _: _serve(worker))
+    console.run(lambda _: _serve(*loaded))

@@ -1,5 +1,6 @@
 """Finds the scheme to simulate: the program of a folder, as it is."""
 
+import functools
 import importlib
 import pathlib
 import sys
@@ -32,7 +33,8 @@ def load(name):
       name: string, of a folder of the collection, or the path of any other.
 
     Returns:
-      The module `worker`.
+      The module `worker`; and a function that writes what its workers read, if they have a
+      `prepare_data.py`, and else does nothing. It takes the flags as they are.
 
     Raises:
       SystemExit: if there is no scheme there.
@@ -48,7 +50,10 @@ def load(name):
     hidden = {module: sys.modules.pop(module) for module in own if module in sys.modules}
     sys.path.insert(0, str(folder.resolve()))
     try:
-        return importlib.import_module('worker')
+        program = importlib.import_module('worker')
+        if 'prepare_data' in own:
+            return program, functools.partial(importlib.import_module('prepare_data').main, [])
+        return program, lambda: None
     finally:
         sys.path.pop(0)
         for module in own:

@@ -199,6 +199,7 @@ def main(_):
     if not program:
         sys.exit(f'--scheme= is missing: one of {", ".join(schemes.folders())}, or a path.')
     _check_files()
+    prepare()
     if order:
         repeat()
         return
@@ -218,5 +219,5 @@ if __name__ == '__main__':
     if order:
         sys.argv[1:1] = order.flags
     scheme = order.folder if order else schemes.asked_for(sys.argv)
-    program = scheme and schemes.load(scheme)
+    program, prepare = schemes.load(scheme) if scheme else (None, None)
     console.run(main)

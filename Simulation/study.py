@@ -13,6 +13,7 @@ import functools
 import sys
 
 import experiments
+import schemes
 import study_cases
 from study_cases import Absent, ALIKE, BETWEEN, COARSE, MissingError, Study
 import study_plots
@@ -82,7 +83,7 @@ def main():
     parser.add_argument('--only', metavar='NAME[,...]', help='these schemes')
     parser.add_argument('--draw', action='store_true', help='simulate nothing')
     args = parser.parse_args()
-    names = study_cases.names()
+    names = schemes.folders()
     only = args.only.split(',') if args.only else names
     for name in only:
         if name not in names:

@@ -17,16 +17,14 @@ SOME = 64  # workers, with stragglers and with heavy tails
 CLUSTERS = 'ethernet', 'sites'
 STEPS = {'none': '', 'stragglers': ','.join(['2ms'] * 9 + ['10ms']), 'tails': 'pareto:1ms:2'}
 FACTOR, FARTHEST = 3, 8  # of the grid of step sizes; and how far it goes from the fixed one
-# A step size of another kind than that of SGD: that of Adagrad.
-RATES = {'DOWNPOUR': ('server_learning_rate', 0.05)}
+# Step sizes of another kind than that of SGD: those of Adagrad, and of Adam.
+RATES = {'DOWNPOUR': ('server_learning_rate', 0.05), 'Distributed-MNIST': ('learning_rate', 0.001)}
 RATE = 'learning_rate', 0.1
 # Folders whose updates are those of another one: what differs in them is nothing that a step size
 # would be tuned for. They run with the fixed one.
 ALIKE = {'Distributed-Setup': 'HogWild', 'Elastic-Workers': 'HogWild',
          'Parameter-Placement': 'HogWild', 'Work-Queue': 'HogWild',
          'Synchronous-SGD-different-learning-rates': 'Synchronous-SGD'}
-# It reads files that somebody has to write first, one for each worker at least.
-WITHOUT = {'Distributed-MNIST'}
 LEARNS = 0.2  # accuracy of who has learned anything; chance is 0.1
 ENOUGH = 0.95  # the accuracy of which the time is told
 PATIENCE = 3  # so many times it goes on to a smaller step size although nothing is learned
@@ -44,11 +42,6 @@ class Absent:
 
     def simulate(self, asked):
         raise MissingError(self.name, asked)
-
-
-def names():
-    """Returns the schemes to simulate, a list of strings."""
-    return [name for name in schemes.folders() if name not in WITHOUT]
 
 
 @functools.lru_cache(maxsize=None)

@@ -5,7 +5,8 @@ import sys
 import textwrap
 
 import experiments
-from study_cases import (Absent, ALIKE, CLUSTERS, FIXED, MissingError, names, NUMBERS, rate_of,
+import schemes
+from study_cases import (Absent, ALIKE, CLUSTERS, FIXED, MissingError, NUMBERS, rate_of,
                          SOME, STEPS, Study)
 
 sys.path.append(str(experiments.HERE.parent / 'Comparison'))
@@ -13,7 +14,7 @@ import readmes  # noqa: E402
 
 README = experiments.HERE / 'README.md'
 FAMILIES = {
-    'asynchronous, in each step': ['HogWild', 'DC-ASGD', 'SSP'],
+    'asynchronous, in each step': ['HogWild', 'DC-ASGD', 'SSP', 'Distributed-MNIST'],
     'asynchronous, in windows': ['AGN', 'DynSGD', 'DOWNPOUR', 'DOWNPOUR-Easy'],
     'elastic averaging': ['AEASGD', 'AEAMSGD'],
     'synchronous': ['Synchronous-SGD', 'Ring-AllReduce', 'Local-SGD', 'SAGN']}
@@ -92,7 +93,7 @@ def _by_workers(numbers, studies, cell):
 
 def fixed_table(table):
     """Returns the accuracies with the same step size for all, in Markdown."""
-    return _by_workers(FIXED, [Study(table, Absent(name)) for name in names()],
+    return _by_workers(FIXED, [Study(table, Absent(name)) for name in schemes.folders()],
                        lambda study, number: accuracy(known(study.row, number)))
 
 
@@ -194,7 +195,7 @@ def conditions(table):
             if None in [known(study.soonest_row, number, cluster)
                         for number in NUMBERS for cluster in CLUSTERS]
             or None in [known(study.best_row, SOME, steps) for steps in STEPS]]
-    left += [name for name in names()
+    left += [name for name in schemes.folders()
              if None in [known(Study(table, Absent(name)).row, number) for number in FIXED]]
     if left:
         text += (' Empty cells are not simulated yet, `make simulate ARGS=--study` goes on with '

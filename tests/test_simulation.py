@@ -654,6 +654,19 @@ def test_a_table_is_gone_on_with(tmp_path):
     assert there.simulate(nobody, {'workers': '4', 'train_steps': '50'}) == rows[1]
 
 
+def test_what_a_folder_prepares_first(tmp_path):
+    """By its own program, once, and of whichever numbers of workers a process simulates."""
+    asked = {'records_dir': str(tmp_path), 'local_steps': '400', 'tests': '1'}
+    with experiments.Scheme('Distributed-MNIST') as scheme:
+        found = [scheme.simulate(dict(asked, **more)) for more in (
+            {'workers': '2'}, {'workers': '20'},
+            {'workers': '4', 'is_sync': 'true', 'learning_rate': '0.01'})]
+    assert len(list((tmp_path / 'digits').glob('train-*'))) == 8
+    assert [each['steps'] for each in found] == [400, 400, 100]
+    assert min(each['accuracy'] for each in found) > 0.6
+    assert 0 < found[0]['staleness'] < 1.5 < found[1]['staleness'] and not found[2]['staleness']
+
+
 def test_a_simulation_that_cannot_be_says_why(tmp_path):
     def simulate(name):
         with experiments.Scheme(name) as scheme:
@@ -837,14 +850,28 @@ def test_all_folders_with_workers_are_found():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize('scheme', [
-    name for name in RULES if name not in ('AGN', 'Distributed-MNIST')])  # this one has records
-def test_each_folder(simulate, scheme):
+@pytest.mark.parametrize('scheme, flags', [
+    *((name, []) for name in RULES if name != 'AGN'), ('Distributed-MNIST', ['--is_sync'])])
+def test_each_folder(simulate, scheme, flags):
     """With its own model and its own flags."""
     status, out, err = simulate(f'--scheme={scheme}', '--workers=3', '--local_steps=2400',
-                                '--tests=1')
+                                '--tests=1', *flags)
     assert status == 0 and not err
     assert float(re.search(r'test accuracy (\S+)', out[-3])[1]) > 0.5, out
+
+
+@pytest.mark.thorough
+def test_a_folder_s_records(simulate, tmp_path):
+    """They are made as its run.sh makes them, and found again; the workers may be many more."""
+    for _ in range(2):
+        status, out, err = simulate('--scheme=Distributed-MNIST', '--workers=1600', '--tests=1',
+                                    '--train_steps=1700', f'--records_dir={tmp_path}')
+        assert status == 0 and not err
+        assert out[0] == ('prepare_data: 1500 examples in 8 files, and 297 to test on, are in '
+                          f'{tmp_path}/digits')
+    (tmp_path / 'digits' / 'index.json').unlink()
+    status, _, err = simulate('--scheme=Distributed-MNIST', f'--records_dir={tmp_path}')
+    assert status == 1 and len(err) == 1 and err[0].startswith('--records_dir: there are no whole')
 
 
 @pytest.mark.thorough

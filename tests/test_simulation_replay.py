@@ -171,7 +171,7 @@ def test_an_order_is_not_written_over(recorded, programs):
     ('AEASGD', 4, []), ('AEAMSGD', 2, []), ('DC-ASGD', 2, ['--variance=adaptive']),
     ('DOWNPOUR', 2, []), ('SAGN', 2, []), ('Local-SGD', 2, []), ('Synchronous-SGD', 4, []),
     ('Synchronous-SGD-different-learning-rates', 3, []),
-    ('HogWild', 1, [])])
+    ('HogWild', 1, []), ('Distributed-MNIST', 2, []), ('Distributed-MNIST', 2, ['--is_sync'])])
 def test_schemes(programs, tmp_path, folder, workers, flags):
     record(programs, tmp_path, folder, *flags, workers=workers)
     repeat(programs, tmp_path).ends_well()

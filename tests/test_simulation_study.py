@@ -54,13 +54,13 @@ def table(tmp_path, monkeypatch):
     monkeypatch.setattr(study, 'Quiet', Invented)
     Invented.asked.clear()
     made = experiments.Table(tmp_path / 'study.csv', study_cases.COLUMNS)
-    study.simulate(made, study_cases.names())
+    study.simulate(made, schemes.folders())
     return made
 
 
 def test_every_scheme_is_in_the_study():
     tuned = [name for members in study_report.FAMILIES.values() for name in members]
-    found = [*tuned, *study_cases.ALIKE, *study_cases.WITHOUT]
+    found = [*tuned, *study_cases.ALIKE]
     assert sorted(found) == schemes.folders()
     assert set(study_cases.ALIKE.values()) <= set(tuned)
 
@@ -154,11 +154,11 @@ def test_it_goes_on(table, tmp_path):
     lines = (tmp_path / 'study.csv').read_text(encoding='utf-8').splitlines(keepends=True)
     assert len(lines) == whole + 1
     again = experiments.Table(tmp_path / 'study.csv', study_cases.COLUMNS)
-    study.simulate(again, study_cases.names())
+    study.simulate(again, schemes.folders())
     assert sum(Invented.asked.values()) == whole
     (tmp_path / 'study.csv').write_text(''.join(lines[:-7]), encoding='utf-8')
     again = experiments.Table(tmp_path / 'study.csv', study_cases.COLUMNS)
-    study.simulate(again, study_cases.names())
+    study.simulate(again, schemes.folders())
     assert sum(Invented.asked.values()) == whole + 7
     assert study_report.parts(again) == study_report.parts(table)
 
