@@ -61,19 +61,21 @@ class Iterators:
           make: list of functions by worker that return the worker's batches, a list of nests.
           seed: int, the run's: a shuffle depends on that of its graph, too.
         """
-        with tf.Graph().as_default() as graph:
-            tf.set_random_seed(seed)
-            nests = [make_own() for make_own in make]
-            self._fetches = [tf.nest.flatten(nest, expand_composites=True) for nest in nests]
-            begin = tf.tables_initializer()  # these are the iterators
-        self._session = tf.Session(graph=graph, config=tf.ConfigProto(
-            intra_op_parallelism_threads=1, inter_op_parallelism_threads=1))
-        self._session.run(begin)
-        self._next = [self._session.make_callable(fetches) for fetches in self._fetches]
-        self.placeholders = [tf.placeholder(tensor.dtype, tensor.shape)
-                             for tensor in self._fetches[0]]
-        self.batches = tf.nest.pack_sequence_as(nests[0], self.placeholders,
-                                                expand_composites=True)
+        # Each has a graph of its own, as in a run: in one for all, what a session looks through
+        # before its first run grows with the workers, and it is looked through for each of them.
+        self._next = []
+        for make_own in make:
+            with tf.Graph().as_default() as graph:
+                tf.set_random_seed(seed)
+                nest = make_own()
+                fetches = tf.nest.flatten(nest, expand_composites=True)
+                begin = tf.tables_initializer()  # this is the iterator
+            session = tf.Session(graph=graph, config=tf.ConfigProto(
+                intra_op_parallelism_threads=1, inter_op_parallelism_threads=1))
+            session.run(begin)
+            self._next.append(session.make_callable(fetches))
+        self.placeholders = [tf.placeholder(tensor.dtype, tensor.shape) for tensor in fetches]
+        self.batches = tf.nest.pack_sequence_as(nest, self.placeholders, expand_composites=True)
 
     def next(self, worker):
         """Returns arrays, the worker's next batches."""
