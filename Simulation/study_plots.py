@@ -24,6 +24,7 @@ def _over_workers(panel):
     """Has a panel show something over the number of workers."""
     panel.set_xlabel('workers')
     panel.set_xscale('log')
+    panel.set_xlim(TICKS[0] / 1.4, TICKS[-1] * 1.4)
     panel.set_xticks(TICKS)
     panel.set_xticklabels(f'{tick:,}' for tick in TICKS)
     panel.minorticks_off()
@@ -93,7 +94,7 @@ def speed_up(table):
         _lines(panel, studies, NUMBERS, lambda study, number, line=line: study_report.speed_up(
             study, number, CLUSTERS[line]))
         panel.set_yscale('log')
-        panel.set_ylim(0.001, 100)
+        panel.set_ylim(0.0005, 100)
         panel.set_yticks([0.001, 0.01, 0.1, 1, 10, 100])
         panel.set_yticklabels(['0.001', '0.01', '0.1', '1', '10', '100'])
         if line == 0:
@@ -127,16 +128,16 @@ def of_scheme(table, name):
                     functools.partial(_seconds, cluster=cluster)) for cluster in CLUSTERS]
     figure, axes = plt.subplots(1, len(panels), figsize=(2.75 * len(panels), 2.5))
     for panel, (title, studies, numbers, value) in zip(axes, panels):
-        for study in sorted(studies, key=lambda study: study.name == name):  # itself in front
-            is_itself = study.name == name
-            _line(panel, study, numbers, value, label=name if is_itself else 'the others',
-                  **(ITSELF if is_itself else OTHERS))
         panel.set_title(title)
         _over_workers(panel)
         if 'accuracy' in title:
             panel.set_ylim(0, 1.02)
         else:
             logarithmic(panel, 'y', (1, 3))
+        for study in sorted(studies, key=lambda study: study.name == name):  # itself in front
+            is_itself = study.name == name
+            _line(panel, study, numbers, value, label=name if is_itself else 'the others',
+                  **(ITSELF if is_itself else OTHERS))
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend([handles[-1], handles[0]], [labels[-1], labels[0]], loc='upper left', ncol=2)
     figure.tight_layout(rect=(0, 0, 1, 0.92))

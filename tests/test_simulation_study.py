@@ -195,8 +195,9 @@ def test_what_the_tables_say(table):
     assert disturbed[3:] == ['1', '1', '1', '32,000', '32,000', '32,000']
     assert '| ethernet | 64 | HogWild | 1 (8) | DC-ASGD, SSP, ' in parts['first']
     assert '| sites | 256 | none |  | none | HogWild, DC-ASGD, SSP, ' in parts['first']
-    assert '| 4 | 0.967 | HogWild, DC-ASGD, SSP, ' in parts['most accurate']
-    assert '| 16 | 0.969 | DOWNPOUR | 13 |' in parts['most accurate'], 'its grid is another one'
+    assert '| 4 | 0.969 | HogWild, DC-ASGD, SSP, ' in parts['most accurate']
+    assert '| 16 | 0.969 | Distributed-MNIST, DOWNPOUR | 14 |' in parts['most accurate'], (
+        'their grids are others')
 
 
 def test_a_run_that_diverged():
@@ -219,10 +220,34 @@ def test_pictures(picture, table):
     study_plots.plt.close(figure)
 
 
+@pytest.mark.parametrize('name', ['AGN', 'Distributed-MNIST', 'Work-Queue'])
+def test_the_picture_of_a_scheme(name, table):
+    """Its own line is in colour and in front of those of all others; less is known of some."""
+    figure = study_plots.of_scheme(table, name)
+    panels, folders = figure.axes, len(schemes.folders())
+    tuned = folders - len(study_cases.ALIKE)
+    assert [len(panel.lines) for panel in panels] == (
+        [folders] * 2 if name in study_cases.ALIKE else [folders] + [tuned] * 3)
+    for panel in panels:
+        *others, own = panel.lines
+        assert own.get_label() == name and own.get_color() == study_plots.COLOURS[0]
+        assert {line.get_color() for line in others} == {study_plots.GREY}
+        assert all(len(line.get_xdata()) >= 5 for line in panel.lines)
+    one = study_cases.Study(table, study_cases.Absent(name))
+    assert panels[0].lines[-1].get_ydata().tolist() == [
+        float(one.row(workers)['accuracy']) for workers in study_cases.FIXED]
+    if name not in study_cases.ALIKE:
+        assert panels[3].lines[-1].get_ydata().tolist() == [
+            float(one.soonest_row(workers, 'sites')['target_seconds'])
+            for workers in study_cases.NUMBERS if workers <= 64]
+    study_plots.plt.close(figure)
+
+
 def test_pictures_of_nothing(tmp_path):
     study_plots.draw(experiments.Table(tmp_path / 'none.csv', study_cases.COLUMNS), tmp_path)
-    assert {path.name for path in tmp_path.glob('*.png')} == {'study-accuracy.png',
-                                                              'study-speed-up.png'}
+    assert {path.name for path in tmp_path.glob('*.png')} == {
+        'study-accuracy.png', 'study-speed-up.png', *map(study_plots.picture_of,
+                                                         schemes.folders())}
 
 
 def test_the_readme_has_the_results(tmp_path):
@@ -238,6 +263,18 @@ def test_the_readme_has_the_results(tmp_path):
     assert copy.read_text(encoding='utf-8') == text
     for name in re.findall(r'results/study[\w-]*\.png', text):
         assert (published.parent / name).exists()
+
+
+@pytest.mark.parametrize('name', schemes.folders())
+def test_each_folder_shows_its_picture(name):
+    """It is small, and stands in the section that says what is seen in it, and by what command."""
+    picture = study_plots.picture_of(name)
+    text = (ROOT / name / 'README.md').read_text(encoding='utf-8')
+    section = text.partition('\n## With many workers\n')[2].partition('\n## ')[0]
+    assert f'](../Simulation/results/{picture})\n' in section
+    assert f'\n    bash Simulation/run.sh --study --only={name}\n' in section
+    assert re.findall(r'results/(scheme-[\w-]+\.png)', text) == [picture]
+    assert 0 < (study.RESULTS / picture).stat().st_size < 60000
 
 
 def test_bad_input():
