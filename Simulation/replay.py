@@ -28,8 +28,8 @@ flags.DEFINE_string('center', None, 'file for the center at the end of a replay,
 # Flags of a run that say where it is and where it writes: they are no part of what is repeated.
 _OF_THE_PLACE = {'ps_hosts', 'worker_hosts', 'chief_hosts', 'task_index', 'model_dir', 'order_dir',
                  'notes_dir', 'traced_runs', 'eval_every_secs', 'stop_after_evals_without_gain'}
-# Relative: a loss that differs by more is another one. What a graph of several tasks rounds otherwise
-# than that of one process grows while they train.
+# Relative: a loss that differs by more is another one. What a graph of several tasks rounds
+# otherwise than that of one process grows while they train.
 _ARITHMETIC = 1e-3
 _EXPLODED = 2  # a loss of so many times the first one
 _AROUND = 4  # updates shown on either side of one
