@@ -9,6 +9,7 @@ import csv
 import json
 import os
 import pathlib
+import select
 import subprocess
 import sys
 import threading
@@ -170,8 +171,21 @@ def figures_of(simulation):
     return found
 
 
+def _end_with_who_asks():
+    """Ends this process when nobody can ask any more, also in the midst of a simulation."""
+    hang_up = select.poll()
+    hang_up.register(sys.stdin, 0)  # it comes unasked
+
+    def wait():
+        hang_up.poll()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def _serve(program, prepare):
     """Simulates what the input asks for; the arguments are those that `schemes.load` returns."""
+    _end_with_who_asks()
     # Here, and not above: who only asks does not load TensorFlow.
     import time
     from absl.testing import flagsaver
