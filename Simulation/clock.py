@@ -2,6 +2,10 @@
 
 import heapq
 import itertools
+import math
+import sys
+
+_MOST_AT_ONCE = 10000  # how often a process goes on without time; a round of any scheme is shorter
 
 
 class Clock:
@@ -30,19 +34,28 @@ class Clock:
             self.start(_calling(function), time)
 
     def run(self, goes_on):
-        """Runs the processes until none is left, or the function `goes_on` returns False."""
+        """Runs the processes until none is left, or the function `goes_on` returns False.
+
+        Raises:
+          SystemExit: if time stands still, or has come to its end.
+        """
         while self._agenda and goes_on():
             self.now, _, process = heapq.heappop(self._agenda)
-            wish = self.now
-            while not isinstance(wish, Signal) and wish <= self.now:
+            if self.now == math.inf:
+                sys.exit('Nothing more happens: what comes next takes more than 1e308 s. Give '
+                         'shorter times, or more bandwidth.')
+            for _ in range(_MOST_AT_ONCE):
                 wish = next(process, None)
-                if wish is None:  # it has come to its end, or was closed
-                    break
-            else:
                 if isinstance(wish, Signal):
                     wish.waiting.append(process)
-                else:
+                elif wish is not None and wish > self.now:
                     self.start(process, wish)
+                elif wish is not None:
+                    continue
+                break  # it waits, has come to its end, or was closed
+            else:
+                sys.exit(f'Time stands still at {self.now:.3g} s: what a worker does takes none. '
+                         'Give a --step or a --latency above 0.')
 
 
 def _calling(function):

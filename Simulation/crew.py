@@ -1,8 +1,12 @@
 """Who takes part: workers come, leave, die and come back, as the cluster's description says."""
 
 import functools
+import sys
 
 import numpy as np
+
+
+_MOST_RETURNS = 10000  # without an update, and ten of each worker
 
 
 class Crew:
@@ -25,6 +29,7 @@ class Crew:
         self._clock, self._cluster, self._life, self.there = clock, cluster, life, {}
         self._random = np.random.RandomState([seed % 2 ** 32, cluster.workers, 1])
         self._at_steps = at_steps or {'come': [], 'leave': []}
+        self._returns, self._step = 0, 0
         for what in 'come', 'leave', 'die':
             for worker, time in getattr(cluster, what):
                 clock.at(time, functools.partial(getattr(self, what), worker))
@@ -77,7 +82,21 @@ class Crew:
             self.die(worker)
             if self._cluster.back_after:
                 after = self._cluster.back_after.draw(self._random, 1)
-                self._clock.at(self._clock.now + after, lambda: self.come(worker))
+                self._clock.at(self._clock.now + after, lambda: self._come_back(worker))
+
+    def _come_back(self, worker):
+        """Lets a worker come back.
+
+        Raises:
+          SystemExit: if so many do so that there is no end, as nobody gets to push.
+        """
+        if self._life.step > self._step:
+            self._returns, self._step = 0, self._life.step
+        self._returns += 1
+        if self._returns > _MOST_RETURNS + 10 * self._cluster.workers:
+            sys.exit(f'--die_every: workers have come back {self._returns} times since update '
+                     f'{self._step}, and died before the next one. Let them live longer.')
+        self.come(worker)
 
     def reach(self, step):
         """Lets those come and leave whose step it is."""

@@ -38,6 +38,8 @@ class Times:
         Raises:
           ValueError: saying what is wrong.
         """
+        if not isinstance(text, (str, int, float)):
+            raise ValueError(f'{text} is no time, such as 2ms')
         kind, *given = str(text).split(':')
         if not given:
             kind, given = 'constant', [kind]
@@ -66,6 +68,8 @@ class Times:
             values = np.array([seconds(line) for line in path.read_text(encoding='utf-8').split()])
         except OSError as error:
             raise ValueError(f'{path} cannot be read ({error.strerror})') from error
+        except ValueError as error:
+            raise ValueError(f'{path}: {error}') from error
         if not len(values):
             raise ValueError(f'{path} has no times')
         self.draw = lambda random, count: float(values[random.randint(len(values), size=count)]
@@ -122,7 +126,7 @@ def moments(texts):
     found = []
     for text in texts:
         worker, _, time = str(text).partition(':')
-        if not worker.isdigit() or not time:
+        if not re.fullmatch(r'\d+', worker) or not time:
             raise ValueError(f'{text} is not of the form worker:time, such as 3:10s')
         found.append((int(worker), seconds(time)))
     return found
@@ -208,6 +212,8 @@ class Cluster:
         for name in 'exchange_work', 'hop_work':
             if getattr(self, name) and not self.cores:
                 sys.exit(f'--{name}: without --cores nobody shares processors.')
+        if self.die_every and not self.die_every.draw(np.random.RandomState(1), 100):
+            sys.exit('--die_every: after 0 s nobody has lived. Give a time above 0.')
         if self.back_after and not self.die_every:
             sys.exit('--back_after: without --die_every nobody dies so.')
 

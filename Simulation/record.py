@@ -44,7 +44,7 @@ class Record:
         self._name, self._clock, self._train_steps, self._test = name, clock, train_steps, test
         self._batch_size, self._reached = batch_size, reached
         self.step, self.local_steps, self.diverged, self.curve = 0, 0, False, []
-        self._test_at = [math.ceil(train_steps * i / tests) for i in range(1, tests + 1)]
+        self._test_at = sorted({math.ceil(train_steps * i / tests) for i in range(1, tests + 1)})
         self._line, self._whole = _Figures(), _Figures()
         self.seconds = collections.Counter()  # of all workers, by phase
         self.reached_target = None

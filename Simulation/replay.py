@@ -9,6 +9,7 @@ import csv
 import json
 import pathlib
 import sys
+import zipfile
 
 from absl import flags
 import numpy as np
@@ -63,6 +64,13 @@ class Update(collections.namedtuple('Update', 'step worker pulled staleness loss
     """
 
 
+def _rows(file):
+    """Returns what a worker wrote down, a list of `Row`, of a dict of arrays."""
+    return [Row(np.ravel(pulled).tolist(), np.ravel(step).tolist(), bool(dropped), float(loss),
+                float(at))
+            for pulled, step, dropped, loss, at in zip(*map(file.__getitem__, Row._fields))]
+
+
 class Order:
     """What a run wrote into a directory.
 
@@ -89,8 +97,13 @@ class Order:
             self.workers, folder = run['workers'], pathlib.Path(run['folder'])
             version = run['tensorflow']
             self.start = dict(np.load(directory / 'start.npz'))
-            files = [np.load(directory / f'worker-{worker}.npz') for worker in range(self.workers)]
-        except (OSError, ValueError, KeyError) as error:
+            files = [dict(np.load(directory / f'worker-{worker}.npz'))
+                     for worker in range(self.workers)]
+            self.rows = [_rows(file) for file in files]
+            self.own = [[file[f'own_{i}'] for i in range(len(file) - len(Row._fields))]
+                        for file in files]
+            given = list(run['flags'])
+        except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
             sys.exit(f'--replay={directory}: there is no order of a run ({error}). A run writes it '
                      'with --order_dir=.')
         if version != tf.__version__:
@@ -98,13 +111,8 @@ class Order:
                      f'{tf.__version__}, which shuffles the examples in another order.')
         self.name = folder.name
         self.folder = str(folder if folder.is_dir() else folder.name)
-        self.flags = [flag for flag in run['flags']
+        self.flags = [flag for flag in given
                       if flag.lstrip('-').partition('=')[0] not in _OF_THE_PLACE]
-        self.rows = [[Row(np.ravel(pulled).tolist(), np.ravel(step).tolist(), bool(dropped),
-                          float(loss), float(at)) for pulled, step, dropped, loss, at
-                      in zip(*map(file.__getitem__, Row._fields))] for file in files]
-        self.own = [[file[f'own_{i}'] for i in range(len(file.files) - len(Row._fields))]
-                    for file in files]
         there = {step for rows in self.rows for row in rows for step in row.step}
         self.last_step = max(there, default=0)
         missing = sorted(set(range(1, self.last_step + 1)) - there)

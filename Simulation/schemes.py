@@ -19,9 +19,11 @@ def _has_scheme(path):
 
 def asked_for(arguments, flag='scheme'):
     """Returns what a list of arguments says of a flag, before they are parsed; None if nothing."""
-    words = [word.lstrip('-') for word in arguments]
-    return next((word.partition('=')[2] or following for word, following in
-                 zip(words, [*words[1:], '']) if word.partition('=')[0] == flag), None)
+    for word, following in zip(arguments, [*arguments[1:], '']):
+        name, equals, value = word.lstrip('-').partition('=')
+        if name == flag:
+            return value if equals else following
+    return None
 
 
 def load(name):

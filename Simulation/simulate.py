@@ -5,8 +5,10 @@
 Takes all flags of the folder's worker.py besides its own.
 """
 
+import os
 import resource
 import sys
+import tempfile
 import time
 
 from absl import flags
@@ -22,7 +24,7 @@ from player import Player
 from record import Record
 import replay
 import shards
-from timeline import Timeline
+import timeline
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string('scheme', None, 'a folder of the collection, such as AGN, or the path of one')
@@ -132,7 +134,7 @@ class Simulation:
             what: [(worker, program.at_step(flag, worker, 0)) for worker in range(number)
                    if program.at_step(flag, worker, 0)]
             for what, flag in (('come', 'join_at'), ('leave', 'leave_at'))}
-        self.timeline = Timeline(_timeline_from()) if FLAGS.timeline else None
+        self.timeline = timeline.Timeline(_timeline_from()) if FLAGS.timeline else None
         self._board = Board(FLAGS.board) if FLAGS.board else None
         self.record = Record(name, self.clock, train_steps, FLAGS.batch_size, self.player.test,
                              FLAGS.tests, lambda step: self.crew.reach(step), FLAGS.target,
@@ -170,8 +172,26 @@ def _timeline_from():
         sys.exit(f'--timeline_from: {error}.')
 
 
+def _check_flags():
+    """Ends the program if a flag is there in vain."""
+    if FLAGS.order_dir:
+        sys.exit('--order_dir: a real run writes its order, a simulation has no other one.')
+    for name in ('until', 'look_at', 'without', 'center'):
+        if FLAGS[name].present and not order:
+            sys.exit(f'--{name}: that is of --replay=, which is missing.')
+
+
 def _check_files():
     """Ends the program if a file that is asked for cannot be written: not after the run."""
+    if FLAGS.timeline:
+        timeline.check(FLAGS.timeline)
+    if FLAGS.board:
+        try:
+            os.makedirs(FLAGS.board, exist_ok=True)
+            tempfile.TemporaryFile(dir=FLAGS.board).close()
+        except OSError as error:
+            sys.exit(f'--board={FLAGS.board}: it cannot be made or written to '
+                     f'({error.strerror}).')
     for name in 'csv', 'histogram', 'timeline', 'center':
         if FLAGS[name].value:
             try:
@@ -198,6 +218,7 @@ def repeat():
 def main(_):
     if not program:
         sys.exit(f'--scheme= is missing: one of {", ".join(schemes.folders())}, or a path.')
+    _check_flags()
     _check_files()
     prepare()
     if order:

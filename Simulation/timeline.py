@@ -3,15 +3,25 @@
 import collections
 import json
 import os
+import sys
 
 import matplotlib
 from tfdist import console
 
 matplotlib.use('Agg')  # it writes a file, and needs no screen
 from matplotlib import pyplot as plt  # noqa: E402
+from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: E402
 
 _MOST_ROUNDS, _MOST_ROWS = 12, 64  # in a picture that can still be read
 _COLOURS = {'computes': '#0072B2', 'pulls': '#56B4E9', 'pushes': '#D55E00', 'waits': '#E6E6E6'}
+
+
+def check(path):
+    """Ends the program if nobody can draw into a file of such a name."""
+    ending = os.path.splitext(path)[1][1:].lower()
+    known = sorted(FigureCanvasAgg.get_supported_filetypes())
+    if ending not in known:
+        sys.exit(f'--timeline={path}: the name of a picture ends in one of .{", .".join(known)}.')
 
 
 class Timeline:

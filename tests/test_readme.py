@@ -79,7 +79,8 @@ def test_flags(readme):
     """Each flag in the text is a flag of a program: in a folder of that folder, or of all."""
     is_example = (readme.parent / 'model.py').exists()
     places = ([f'{readme.parent.name}/*.py', 'tfdist/*.py', 'Comparison/measure.py',
-               'Comparison/bench.py', 'Simulation/claims.py', 'Simulation/study.py']
+               'Comparison/bench.py', 'Simulation/claims.py', 'Simulation/study.py',
+               'Simulation/simulate.py']
               if is_example else ['[!.]*/*.py', 'Clusters/*/*.py'])
     code = ''.join(text_of(path) for place in places for path in ROOT.glob(place))
     known = set(re.findall(r"(?:DEFINE_\w+\(\s*'|add_argument\('--)([\w-]+)'", code))

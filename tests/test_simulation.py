@@ -7,14 +7,18 @@ x - m. What a worker does is known from the equations, see `test_seam`.
 import collections
 import gc
 import json
+import os
 import re
 import shutil
+import signal
 import sys
 import types
 
 from absl import flags
 from conftest import load_program, ROOT
 import numpy as np
+from processes import wait_until
+import psutil
 import pytest
 from test_seam import AT_ONCE, defaults, flat, is_together, ONE_BY_ONE, RATE, RULES, Sgd
 
@@ -676,6 +680,31 @@ def test_a_simulation_that_cannot_be_says_why(tmp_path):
         experiments.for_each(simulate, ['HogWild'] * 3, jobs=1)
 
 
+def test_who_simulates_ends_with_who_asks(programs):
+    """Also if that one is killed, and in the midst of a simulation."""
+    ask = ('import experiments\n'
+           "scheme = experiments.Scheme('HogWild')\n"
+           "scheme.simulate({'workers': '2', 'train_steps': '10'})\n"
+           'print(scheme._process.pid, flush=True)\n'
+           "scheme.simulate({'workers': '2', 'train_steps': '1000000'})\n")
+    asks = programs.start([sys.executable, '-c', ask],
+                          env={'PYTHONPATH': str(ROOT / 'Simulation')})
+    wait_until(lambda: asks.out, asks)
+    simulates = psutil.Process(int(asks.out[0]))
+    worked = simulates.cpu_times().user
+    wait_until(lambda: simulates.cpu_times().user > worked + 0.5, asks)
+    os.kill(asks.pid, signal.SIGKILL)
+    _, left = psutil.wait_procs([simulates], timeout=10)
+    for process in left:
+        process.kill()
+    assert not left
+
+
+def test_there_are_no_more_tests_than_steps(toy):
+    record = toy('HogWild', 1).record
+    assert Record(None, record._clock, 3, 1, dict, 10 ** 6)._test_at == [1, 2, 3]
+
+
 # Batches.
 
 def test_each_worker_reads_its_own_shard():
@@ -760,6 +789,9 @@ def test_times_have_the_means_that_they_say(tmp_path):
      'lognormal, pareto and trace.'),
     (dict(step=['pareto:1ms']), '--step: pareto takes 2 numbers, not 1.'),
     (dict(step=['pareto:1ms:0']), '--step: 0 is no number above 0.'),
+    (dict(step=['trace:/dev/stdin/none']), '--step: /dev/stdin/none cannot be read (Not a '),
+    (dict(die=['²:1s']), '--die: ²:1s is not of the form worker:time, such as 3:10s.'),
+    (dict(die_every='0s'), '--die_every: after 0 s nobody has lived. Give a time above 0.'),
     (dict(step=['trace:none']), '--step: none cannot be read (No such file or directory).'),
     (dict(parameters='-1MB'), '--parameters: -1 is no number above 0.'),
     (dict(parameters='much'), '--parameters: much is no size, such as 100MB.'),
@@ -783,6 +815,11 @@ def test_what_is_wrong_in_a_description(said, complaint):
     ('{"worker": 3}', 'what is "worker"? There are about, workers, '),
     ('{"workers": -3}', 'workers: -3 is no number from 1 to 65536.'),
     ('{"step": []}', 'step: it is empty.'),
+    ('{"step": {"mean": "1ms"}}', "step: {'mean': '1ms'} is no time, such as 2ms."),
+    ('{"workers": {"number": 3}}', "workers: {'number': 3} is no number from 1 to 65536."),
+    ('{"latency": NaN}', 'latency: nan is no time, such as 2ms.'),
+    ('{"update": ["1ms", "2ms"]}', "update: ['1ms', '2ms'] is no time, such as 2ms."),
+    ('{"step": "trace:mine.json"}', 'mine.json: {"step": is no time, such as 2ms.'),
     ('{"step": 3', 'it is no JSON ('),
     ('[3]', 'it has to be an object, {"workers": 8, ...}.'),
 ])
@@ -839,6 +876,16 @@ def test_the_program(simulate, tmp_path):
     (['--scheme=AGN', '--timeline=a.png', '--timeline_from=x'], '--timeline_from: x is no time'),
     (['--scheme=AGN', '--csv=no/where.csv'], '--csv=no/where.csv: it cannot be written (No such '),
     (['--scheme=HogWild', '--die=0:1ms', '--workers=1'], 'Nothing happens after 0.00'),
+    (['--scheme=', '--workers=3'], '--scheme= is missing: one of AEAMSGD, '),
+    (['--scheme=HogWild', '--step=1e308s'], 'Nothing more happens: what comes next takes more '),
+    (['--scheme=HogWild', '--step=0s', '--latency=0s', '--bandwidth=inf', '--ps_bandwidth=inf',
+      '--update=0s'], 'Time stands still at 0 s: what a worker does takes none. Give a --step '),
+    (['--scheme=HogWild', '--workers=2', '--die_every=1us', '--back_after=1us'],
+     '--die_every: workers have come back 10021 times since update 0, and died before the next '),
+    (['--scheme=HogWild', '--board=/dev/null'], '--board=/dev/null: it cannot be made or written '),
+    (['--scheme=HogWild', '--timeline=a.json'], '--timeline=a.json: the name of a picture ends '),
+    (['--scheme=HogWild', '--without=3'], '--without: that is of --replay=, which is missing.'),
+    (['--scheme=HogWild', '--order_dir=order'], '--order_dir: a real run writes its order, a '),
 ])
 def test_complaints_of_the_program(simulate, arguments, complaint):
     status, _, err = simulate(*arguments)

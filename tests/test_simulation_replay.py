@@ -160,6 +160,14 @@ def test_no_order(programs, tmp_path):
     repeat(programs, tmp_path).fails('there is no order of a run')
 
 
+@pytest.mark.parametrize('name, text', [
+    ('run.json', '[]'), ('run.json', '{"workers": "two", "folder": "HogWild", "tensorflow": "1"}'),
+    ('worker-1.npz', 'PK')])
+def test_an_order_that_cannot_be_read(recorded, programs, name, text):
+    (recorded / 'order' / name).write_text(text, encoding='utf-8')
+    repeat(programs, recorded).fails('there is no order of a run')
+
+
 def test_an_order_is_not_written_over(recorded, programs):
     run = programs.run_sh('HogWild', f'--order_dir={recorded / "order"}')
     run.fails('has the order of another run', lines=range(1, 3))
