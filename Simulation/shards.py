@@ -7,8 +7,15 @@ run; and `placeholders`, a list of these, for which `next(worker)` returns a lis
 import collections
 
 import numpy as np
-from tfdist import batches, tickets
+from tfdist import batches, state, tickets
 from tfdist.quiet import tf
+
+
+def to_be_fed(dtype, shape):
+    """Returns a placeholder that a model may depend on also in what it assigns to a variable."""
+    tensor = tf.placeholder(dtype, shape)
+    tf.add_to_collection(state.FED, tensor)
+    return tensor
 
 
 class Arrays:
@@ -26,7 +33,7 @@ class Arrays:
         """
         self._arrays, self._shards = [batches.cast(array) for array in arrays], shards
         self._shape = count, batch_size
-        self.placeholders = [tf.placeholder(array.dtype, self._shape + array.shape[1:])
+        self.placeholders = [to_be_fed(array.dtype, self._shape + array.shape[1:])
                              for array in self._arrays]
         self.batches = batches.in_pieces(tuple(self.placeholders))
         self._random = [np.random.RandomState([seed % 2 ** 32, *shard])
@@ -74,7 +81,7 @@ class Iterators:
                 intra_op_parallelism_threads=1, inter_op_parallelism_threads=1))
             session.run(begin)
             self._next.append(session.make_callable(fetches))
-        self.placeholders = [tf.placeholder(tensor.dtype, tensor.shape) for tensor in fetches]
+        self.placeholders = [to_be_fed(tensor.dtype, tensor.shape) for tensor in fetches]
         self.batches = tf.nest.pack_sequence_as(nest, self.placeholders, expand_composites=True)
 
     def next(self, worker):
@@ -110,7 +117,7 @@ class Tickets:
         self._next = session.make_callable(fetches)
         self._runs = per_ticket // count
         self._held, self._left = {}, collections.defaultdict(list)
-        self.placeholders = [tf.placeholder(tensor.dtype, tensor.shape) for tensor in fetches]
+        self.placeholders = [to_be_fed(tensor.dtype, tensor.shape) for tensor in fetches]
         self.batches = tf.nest.pack_sequence_as(nest, self.placeholders, expand_composites=True)
 
     def begin(self, worker):

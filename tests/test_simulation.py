@@ -922,6 +922,15 @@ def test_a_folder_s_records(simulate, tmp_path):
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize('scheme', [['HogWild'], ['DOWNPOUR', '--n_fetch=1', '--n_push=2']])
+def test_a_model_that_assigns_to_variables(simulate, scheme):
+    """Batch norm, whose moving averages are pulled and pushed with the center."""
+    status, out, err = simulate(f'--scheme={scheme[0]}', *scheme[1:], '--model=resnet',
+                                '--workers=2', '--train_steps=4', '--batch_size=8', '--tests=1')
+    assert status == 0 and not err and ' after 4 steps' in out[-3], out
+
+
+@pytest.mark.thorough
 def test_a_user_s_own_folder(simulate, tmp_path):
     """Also with modules of the names that the simulation uses itself."""
     shutil.copytree(str(ROOT / 'HogWild'), str(tmp_path / 'Mine'))

@@ -3,6 +3,9 @@
 import sys
 
 from tfdist import exchange, graphs, stand_ins, transfer
+from tfdist.quiet import tf
+
+FED = 'fed'  # collection of the placeholders that who runs the graph feeds
 
 
 class State:
@@ -30,7 +33,8 @@ class State:
         Raises:
           SystemExit: if what is assigned depends on what nobody feeds.
         """
-        for op in graphs.ancestors([stand_in.current for stand_in in self.stand_ins]):
+        fed = {tensor.op for tensor in tf.get_collection(FED)}
+        for op in graphs.ancestors([stand_in.current for stand_in in self.stand_ins]) - fed:
             if op.type == 'Placeholder' and op.outputs[0].dtype.is_floating:
                 sys.exit(f'The model assigns to a variable what depends on {op.name}, which nobody '
                          'feeds. Models of Keras begin with tf.keras.Input(tensor=...) here.')
