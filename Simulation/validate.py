@@ -8,7 +8,7 @@ What things cost is measured with one worker, and nothing is fitted: seconds of 
 the train op, and processor seconds of the worker and the ps in it. What a local step takes of that,
 two lengths of AGN's window show. In a ring one worker sends nothing: there two and three show what
 a run costs, and each hop. Then the same folder, flags and local steps are simulated and really run
-with more workers.
+with more workers; and simulated at a distance, where Comparison has really run them.
 
 Results are in results/validation.csv, a row for each run, to which a command that was stopped goes
 on; clusters/this-machine.json is this machine as it was measured.
@@ -46,9 +46,10 @@ Case = collections.namedtuple('Case', 'scheme backups workers window repeat loca
 # the same of a hop in a ring; and the deviation of a run.
 TIMES = 'exchange', 'exchange_work', 'hop', 'hop_work'  # flags
 Costs = collections.namedtuple('Costs', ['step', *TIMES, 'deviation'])
-# Rows are 'real' or 'simulated'. Real ones have the seconds of a run of a worker's train op, their
-# deviation, and the processor seconds in it.
-COLUMNS = ['kind', *Case._fields, *FIGURES, 'run_s', 'deviation_s', 'work_s', 'machine']
+# Rows are 'real', 'simulated', or 'distant', simulated with a round trip in ms. Real ones have the
+# seconds of a run of a worker's train op, their deviation, and the processor seconds in it.
+COLUMNS = ['kind', *Case._fields, *FIGURES, 'run_s', 'deviation_s', 'work_s', 'round_trip',
+           'machine']
 SCHEMES = [('HogWild', 0), ('SSP', 0), ('AGN', 0), ('DOWNPOUR', 0), ('DynSGD', 0), ('AEASGD', 0),
            ('Local-SGD', 0), ('Synchronous-SGD', 0), ('Synchronous-SGD', 1), ('Ring-AllReduce', 0)]
 WORKERS = 1, 2, 4, 8
@@ -57,6 +58,7 @@ REPEATS = {1: 3}  # by workers; what all else is made of
 MORE_REPEATS = 2
 STEPS = {True: 3000, False: 10000}  # whether each local step is pushed
 LONG_WINDOW = 50
+DISTANT_STEPS = 4000
 BATCH = 32
 SUMS = re.compile(r': did .* accepted (\d+), dropped (\d+)')
 
@@ -180,19 +182,20 @@ def description_of(costs, window):
             **{name: f'{1e3 * getattr(costs, name):.4g}ms' for name in TIMES}}
 
 
-def simulated(process, case, rows):
+def simulated(process, case, rows, **changes):
     """Simulates a case; returns a row, a dict.
 
     Args:
       process: `experiments.Scheme`.
       case: `Case`.
       rows: list of dicts, of which those with the fewest workers say what things cost.
+      **changes: strings, other flags.
     """
     about = description_of(costs_of(case.scheme, rows), case.window)
     asked = dict((name, str(value)) for name, value in about.items())
     asked.update(flag[2:].split('=', 1) for flag in arguments(case))
     # A preset, of which nothing is left but that messages take no time.
-    asked.update(cluster='this-machine', workers=str(case.workers), tests='1')
+    asked.update(cluster='this-machine', workers=str(case.workers), tests='1', **changes)
     found = process.simulate(asked)
     return dict(found, steps_per_s=found['examples'] / BATCH / found['seconds'])
 
@@ -279,6 +282,12 @@ def main():
             for case in cases():
                 if (case.scheme == scheme and not case.repeat and case.window != LONG_WINDOW):
                     results.add('simulated', case, simulated(process, case, results.rows))
+            for (name, window, round_trip), _ in validate_report.measured_at_a_distance():
+                if name == scheme:
+                    case = Case(name, 0, 2, window, 0, DISTANT_STEPS)
+                    found = simulated(process, case, results.rows,
+                                      latency=f'{round_trip / 2:g}ms')
+                    results.add('distant', case, dict(found, round_trip=round_trip))
     predictions.simulate()
     publish(results.rows)
     print('\n'.join(validate_report.table(results.rows, len(cases()))))

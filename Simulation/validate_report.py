@@ -18,6 +18,7 @@ matplotlib.use('Agg')  # it writes files, and needs no screen
 import matplotlib.pyplot as plt  # noqa: E402
 
 README = experiments.HERE / 'README.md'
+MEASURED = experiments.HERE.parent / 'Comparison' / 'results' / 'results.csv'
 PICTURE = experiments.HERE / 'results' / 'validation.png'
 FIGURES = ['steps_per_s', 'staleness', 'accuracy', 'dropped']
 TOLERANCES = {'steps_per_s': (0.2, 0), 'staleness': (0.2, 0.1), 'accuracy': (0, 0.01),
@@ -86,10 +87,45 @@ def table(rows, whole):
               if name == 'steps_per_s' and int(workers) > _measured_with(scheme)]
     lines += ['With more workers than costs were measured with the steps/s are off by '
               f'{statistics.median(errors):.0%} in the median and by {max(errors):.0%} at most.']
+    lines += distances(rows)
     there = len(of(rows, 'real'))
     if there < whole:
         lines += ['', f'This is not all of it: {there} of {whole} runs.']
     return lines
+
+
+def measured_at_a_distance():
+    """Returns what Comparison has measured with two workers and a round trip between all hosts.
+
+    Returns:
+      List of pairs: (scheme, window, milliseconds), and local steps/s.
+    """
+    return [((row['folder'], int(row['window']), int(row['round_trip'])), float(row['steps_per_s']))
+            for row in read(MEASURED) if row['experiment'] == 'latency' and row['steps_per_s']]
+
+
+def distances(rows):
+    """Returns the lines of the table at a distance: what was measured, and what is simulated."""
+    cells, ratios = collections.OrderedDict(), []
+    for (scheme, window, round_trip), rate in measured_at_a_distance():
+        other = median(of(rows, 'distant', scheme=scheme, window=window, round_trip=round_trip),
+                       'steps_per_s')
+        if other:
+            name = f'{scheme}, window {window}' if window > 1 else scheme
+            own = cells.setdefault(name, collections.OrderedDict())
+            own[round_trip] = f'{rate:.0f}, {other:.0f}'
+            if round_trip:
+                ratios.append(abs(other / rate - 1))
+    if not cells:
+        return []
+    columns = list(next(iter(cells.values())))
+    return ['', '| | ' + ' | '.join(f'{round_trip} ms' for round_trip in columns) + ' |',
+            '|---|' + '---:|' * len(columns),
+            *('| ' + ' | '.join([name, *(own.get(each, '') for each in columns)]) + ' |'
+              for name, own in cells.items()),
+            '', 'Local steps/s of two workers, each of which has a host of its own, over the round '
+            f'trip: [measured](../Comparison/#pictures), simulated. With one they are off by '
+            f'{statistics.median(ratios):.0%} in the median and by {max(ratios):.0%} at most.']
 
 
 def _measured_with(scheme):
