@@ -10,56 +10,10 @@ import collections
 import itertools
 import sys
 
-import numpy as np
+from parts import kept_between, Part
 from rounds import pieces_of, Round
-from tensorflow.core.protobuf import config_pb2
 from tfdist import runs
 from tfdist.quiet import tf
-
-
-class Part:
-    """Tensors that are fetched together, as fast as a session can.
-
-    Attributes:
-      feeds: list of tensors to be fed: of those that may be, the ones that it depends on.
-      ops: set of ops that run.
-    """
-
-    def __init__(self, session, fetches, may_be_fed=()):
-        """Takes a `tf.Session`, a list of tensors or ops, and a list of tensors."""
-        fetches = [session.graph.as_graph_element(fetch) for fetch in fetches]
-        may_be_fed = list(collections.OrderedDict((tensor.name, tensor)
-                                                  for tensor in may_be_fed).values())
-        self.ops, used = _ancestors(fetches, {tensor.name for tensor in may_be_fed})
-        self.feeds = [tensor for tensor in may_be_fed if tensor.name in used]
-        options = config_pb2.CallableOptions()
-        options.feed.extend(tensor.name for tensor in self.feeds)
-        options.fetch.extend(fetch.name for fetch in fetches if isinstance(fetch, tf.Tensor))
-        options.target.extend(fetch.name for fetch in fetches if isinstance(fetch, tf.Operation))
-        # `Session.make_callable` takes twice as long, if something is fed.
-        self.run = session._make_callable_from_options(options)
-        self._dtypes = [tensor.dtype.as_numpy_dtype for tensor in self.feeds]
-
-    def __call__(self, values):
-        """Returns the list of values; `values` are those to be fed, a dict by tensors' names."""
-        return self.run(*[np.asarray(values[tensor.name], dtype)
-                          for tensor, dtype in zip(self.feeds, self._dtypes)])
-
-
-def _ancestors(fetches, fed):
-    """Returns which ops run for a list of tensors or ops, and which of the names `fed` they use."""
-    ops, used, left = set(), set(), [getattr(fetch, 'op', fetch) for fetch in fetches]
-    while left:
-        op = left.pop()
-        if op not in ops:
-            ops.add(op)
-            left += op.control_inputs
-            for tensor in op.inputs:
-                if tensor.name in fed:
-                    used.add(tensor.name)
-                else:
-                    left.append(tensor.op)
-    return ops, used
 
 
 class _Own:
@@ -105,16 +59,18 @@ class _Own:
         self._whose = worker
 
 
-class _Pull(collections.namedtuple('_Pull', 'read taken names sizes compute pushes')):
+class _Pull(collections.namedtuple('_Pull', 'read taken names sizes compute keeps pushes')):
     """A pull of a round, and what is computed with it: the pushes up to the next pull.
 
     Attributes:
       read: Part that returns the global step, what is taken of what is read, and what is computed
-        with the first pull of a round.
+        with the first pull of a round: what is kept, what is pushed, and the figures.
       taken: list of ints, which of the tensors of `Seam.pull` that is.
       names: list of strings, how these are called where they are fed.
       sizes: list of ints, the bytes of each tensor; None where nobody knows before it is there.
       compute: Part that returns what is computed with a later pull; None if that is nothing.
+      keeps: list of names of tensors that are computed here and fed later: no local step is made
+        twice.
       pushes: list of ints, how many tensors each of the pushes has.
     """
 
@@ -217,21 +173,23 @@ class Player:
                 known[-1].append(exchange.pushed)
         fetches = [sum(pushed, []) for pushed in known]
         fetches[-1] += scheme.computed.values()
+        kept, feeds = kept_between(fetches, may_be_fed)
+        fetches = [both + each for both, each in zip(kept, fetches)]
         # The first pull is computed with as it is read, a later one is fed.
-        computes = [None, *(self._part(each, may_be_fed) if each else None
-                            for each in fetches[1:])]
+        computes = [None, *(self._part(*both) if both[0] else None
+                            for both in list(zip(fetches, feeds))[1:])]
         self._fed = {tensor.name for part in [*self._push, *filter(None, computes)]
                      for tensor in part.feeds}
         sizes = [_size(tensor) for tensor in scheme.pull]
         self._pulls = []
-        for pull, compute, pushed in zip(pulls, computes, known):
+        for pull, compute, keeps, pushed in zip(pulls, computes, kept, known):
             taken = [i for i in range(len(pull.tensors)) if sizes[i] is None or any(
                 each.tensors[i].name in self._fed for each in pulls if i < len(each.tensors))]
             read = [scheme.pull[i] for i in [0, *taken]] + ([] if self._pulls else fetches[0])
             self._pulls.append(_Pull(
                 self._part(read, self.source.placeholders), taken,
                 [pull.tensors[i].name for i in taken], sizes[:len(pull.tensors)], compute,
-                list(map(len, pushed))))
+                [tensor.name for tensor in keeps], list(map(len, pushed))))
 
     def begin(self, worker, own=None):
         """Makes anew what a worker keeps, as its program does when it starts; or it has `own`."""
@@ -265,6 +223,7 @@ class Player:
         if pull.compute:
             results = self._run(worker, pull.compute, values)
         results = iter(results)
+        values.update(zip(pull.keeps, results))
         pushed = [list(itertools.islice(results, size)) for size in pull.pushes]
         arrays = dict(zip(pull.taken, pulled))
         return Round(

@@ -440,6 +440,24 @@ def test_pulls_and_pushes_at_their_own_times(toy, monkeypatch, n_fetch, n_push, 
     assert (one.record._whole.counts + one.record._line.counts)['loss'] == ended
 
 
+@pytest.mark.parametrize('n_fetch, n_push', [(2, 3), (3, 2), (3, 5), (2, 4)])
+def test_each_local_step_is_made_once(toy, monkeypatch, n_fetch, n_push):
+    """What is random, such as dropout, is so once: what is pushed is what was computed with."""
+    ran = []
+
+    def gradients_at(problem, values):
+        gradients, figures = of_problem(problem, values)
+        drawn = tf.py_func(lambda m: ran.append(1) or m, gradients[:1], tf.float64)
+        drawn.set_shape(gradients[0].shape)
+        return [drawn, *gradients[1:]], figures
+
+    of_problem = Problem.gradients_at
+    monkeypatch.setattr(Problem, 'gradients_at', gradients_at)
+    one = toy('DOWNPOUR', 1, ms=[OPTIMA[0]], train_steps=4 * np.lcm(n_fetch, n_push) // n_push,
+              changes=dict(n_fetch=n_fetch, n_push=n_push), **SAID)
+    assert len(ran) == one.record.local_steps == 4 * np.lcm(n_fetch, n_push)
+
+
 @pytest.mark.parametrize('n_fetch, n_push, pulls, computes', [
     (2, 2, 2 + 0.032, 1 + 1), (1, 2, 4 + 0.064, 2 + 1), (2, 1, 2 + 0.032, 2 + 1)])
 def test_what_the_pieces_of_a_round_take(toy, n_fetch, n_push, pulls, computes):
