@@ -232,6 +232,9 @@ def test_pulls_and_pushes_are_whole(folder, changes, tmp_path):
              if handles & {tensor.op for tensor in op.inputs}]
     assert len(touch) >= 8 and len(locks_of(touch)) == len(scheme.exchanges)
     assert all(locks_of([op]) for op in touch)
+    own = {op for op in graphs.ancestors(scheme.train_op.values()) if op.type == 'MutexLock'
+           and op not in locks_of(touch)}
+    assert all(locks_of([lock]) for lock in own), "the scheme's own lock comes after it"
 
 
 @pytest.mark.parametrize('folder, changes', AT_ONCE)

@@ -26,8 +26,8 @@ class Pull(collections.namedtuple('Pull', 'after tensors')):
 
     @property
     def needs(self):
-        """List of ops and tensors: what the worker has done before, if it is not the first."""
-        return sorted(graphs.awaited(self.tensors), key=lambda op: op.name)
+        """List of ops and tensors: what the worker has done before in this run."""
+        return sorted(graphs.awaited(self.tensors), key=lambda op: op.name) if self.after else []
 
 
 class Push(collections.namedtuple('Push', 'after pushed arrived figures')):
