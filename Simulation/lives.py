@@ -6,6 +6,7 @@ and push whenever they are ready.
 """
 
 import functools
+import math
 import sys
 
 from clock import Signal
@@ -275,6 +276,8 @@ class InARing(Life):
     def __init__(self, *args):
         super().__init__(*args)
         self._there, self._sums, self._whole = 0, None, Signal(self._clock)
+        if self._cluster.workers == 1:  # it has nobody to exchange with
+            self.processors = Processors(self._clock, self._cluster, math.inf)
 
     def _pull(self, worker, one, piece):
         yield from ()  # it has the center itself

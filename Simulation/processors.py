@@ -18,24 +18,20 @@ class Processors:
         self._waits, self._works = cluster.exchange / stages, cluster.exchange_work / stages / 2
         self._shared = Queue(clock, cluster.cores) if cluster.cores else None
 
-    def compute(self, seconds):
-        """Returns when a worker has computed for some seconds, which it begins now."""
-        return self._shared.serve(seconds) if self._shared else self._clock.now + seconds
-
     def stage(self, computes=0.):
         """Returns when a stage of an exchange is over, that begins now.
 
-        On processors that all share, both sides have to get one. What the stage takes beyond their
-        work, until a thread wakes up, it takes after that.
+        On processors that all share, both sides have to get one. What the stage takes beyond the
+        work of a side, until a thread wakes up, it takes after that.
 
         Args:
           computes: float, seconds for which the worker computes in it.
         """
-        whole = self._waits + computes
         if not self._shared:
-            return self._clock.now + whole
-        return max((self._shared.serve(work) if work else self._clock.now) + max(0., whole - work)
-                   for work in (self._works + computes, self._works))
+            return self._clock.now + self._waits + computes
+        beyond = max(0., self._waits - self._works)
+        return beyond + max(self._shared.serve(work) if work else self._clock.now
+                            for work in (self._works + computes, self._works))
 
     def hop(self, workers):
         """Returns the seconds that the runtime takes for a hop of so many workers in a ring."""

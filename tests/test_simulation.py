@@ -234,6 +234,8 @@ def test_a_hop_of_a_ring_takes_its_time(toy):
     ring = toy('Ring-AllReduce', 4, train_steps=1, step=['1ms'], hop='2ms', hop_work='2ms',
                cores='2')
     assert ring.clock.now == pytest.approx(2e-3 + 6 * 4e-3)
+    alone = toy('Ring-AllReduce', 1, train_steps=1, step=['1ms'], exchange='5ms', hop='5ms')
+    assert alone.clock.now == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize('latency, seconds', [('1ms', 12e-3), ('10ms', 40e-3)])

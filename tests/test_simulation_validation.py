@@ -121,6 +121,10 @@ def test_a_stage_by_hand():
     shared = Processors(clock, description.Cluster(**SHARED), 5)
     # Each side works 0.15 ms of the 0.2 ms; the next has to get the processors first.
     assert shared.stage() == pytest.approx(0.0002) and shared.stage() == pytest.approx(0.00035)
+    # Who computes for 1 ms has one of them; the other side, and who comes next, have the other one.
+    shared = Processors(clock, description.Cluster(**SHARED), 5)
+    assert shared.stage(0.001) == pytest.approx(0.0012)
+    assert shared.stage() == pytest.approx(0.0005)
 
 
 @pytest.mark.parametrize('folder', ['HogWild', 'SSP', 'Synchronous-SGD'])
