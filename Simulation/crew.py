@@ -5,7 +5,6 @@ import sys
 
 import numpy as np
 
-
 _MOST_RETURNS = 10000  # without an update, and ten of each worker
 
 

@@ -36,7 +36,6 @@ _EXPLODED = 2  # a loss of so many times the first one
 _AROUND = 4  # updates shown on either side of one
 
 
-
 class Row(collections.namedtuple('Row', 'pulled step dropped loss at')):
     """What a worker wrote down of a round.
 
