@@ -4,13 +4,12 @@ The examples are read from files of TFRecords, of which each worker has its own;
 answers to images without labels, too, so that it can be exported.
 """
 
-import functools
 import json
-import operator
 import os
 import sys
 
 from absl import flags
+import numpy as np
 from tfdist import batches, layers, problem
 import tensorflow.compat.v1 as tf
 
@@ -62,11 +61,10 @@ def check(files):
     Raises:
       SystemExit: if one of them is not there as it was made.
     """
-    paths = []
-    for name, (_, size) in files:
-        paths.append(os.path.join(records_dir(), name))
-        if not os.path.isfile(paths[-1]) or os.path.getsize(paths[-1]) != size:
-            sys.exit(f'--records_dir: {paths[-1]} is missing or cut. {_MEND}')
+    paths = [os.path.join(records_dir(), name) for name, _ in files]
+    for path, (_, (_, size)) in zip(paths, files):
+        if not os.path.isfile(path) or os.path.getsize(path) != size:
+            sys.exit(f'--records_dir: {path} is missing or cut. {_MEND}')
     return paths
 
 
@@ -87,8 +85,8 @@ def _next(records, shape, pixels, ahead):
         images = tf.reshape(tf.io.decode_raw(batch['image'], tf.uint8), [*shape, pixels])
         return tf.cast(images, tf.float32) / 255, tf.reshape(batch['label'], shape)
 
-    size = functools.reduce(operator.mul, shape)
-    dataset = batches.mapped(records.batch(size, drop_remainder=True), parse).prefetch(ahead)
+    records = records.batch(int(np.prod(shape)), drop_remainder=True)
+    dataset = batches.mapped(records, parse).prefetch(ahead)
     return batches.next_of(dataset)
 
 
@@ -122,29 +120,15 @@ def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
     return batches.in_pieces(_next(records, [count, batch_size], index['pixels'], ahead=8))
 
 
-def _whole(part):
-    """Returns all examples of 'train' or 'test' as one batch, a pair as from `train_batches`."""
+def test_set(part='test'):
+    """Returns the whole test set, or what is trained on, as one batch, as from `train_batches`."""
     index = read_index()
     files = sorted(index[part].items())
     examples = sum(count for _, (count, _) in files)
-    records = tf.data.TFRecordDataset(check(files)).repeat()
-    return _next(records, [examples], index['pixels'], ahead=0)
+    return _next(tf.data.TFRecordDataset(check(files)).repeat(), [examples], index['pixels'], 0)
 
 
-def _arrays():
-    """Returns all images and labels to train on, two arrays."""
-    with tf.Graph().as_default(), tf.Session() as session:
-        whole = _whole('train')
-        session.run(tf.tables_initializer())
-        return session.run(whole)
-
-
-train_batches.arrays = _arrays  # for the simulation of more workers than there are files
-
-
-def test_set():
-    """Returns the whole test set as one batch, a pair of tensors as from `train_batches`."""
-    return _whole('test')
+train_batches.arrays = batches.arrays_of(lambda: test_set('train'))
 
 
 def logits(images):

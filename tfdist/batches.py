@@ -76,6 +76,25 @@ def of_arrays(load):
     return train_batches, test_batches
 
 
+def arrays_of(whole):
+    """Makes the attribute `arrays` of a `train_batches` that reads something else, see `of_arrays`.
+
+    Args:
+      whole: function without arguments; it returns all examples as one batch, a nest of tensors.
+
+    Returns:
+      A function that returns them as arrays: so they can be given to more workers than there are
+      files.
+    """
+    def load():
+        with tf.Graph().as_default(), tf.Session() as session:
+            batch = whole()
+            session.run(tf.tables_initializer())  # these are the iterators
+            return session.run(batch)
+
+    return load
+
+
 def shuffled(arrays, shard, num_shards, seed):
     """Returns one shard of arrays as an endless `tf.data.Dataset` of examples; see `forever`."""
     mine = [array[shard::num_shards] for array in arrays]
