@@ -94,7 +94,9 @@ def test_no_checkpoint_can_be_written_any_more(disk, folder, fault, reason):
     else:
         disk.run_sh(folder).fails(rf'^--model_dir=\S+ cannot be made or written to: {reason}\.$')
         disk.do('umount', model_dir)
-    saved = checkpoints(disk.seen / 'model')[-1]
+    # Not the last one whose files are there: the disk may be full before this says that they are.
+    state = (disk.seen / 'model' / 'checkpoint').read_text(encoding='utf-8')
+    saved = int(re.match(r'model_checkpoint_path: ".*-(\d+)"', state)[1])
     again = disk.run_sh(folder, f'--train_steps={saved + 20}')
     again.ends_well()
     assert any(RESUMES.fullmatch(line) and line.endswith(f'-{saved}') for line in again.out), again
