@@ -255,8 +255,7 @@ def test_who_pushes_what_it_pulled_computes_meanwhile(toy, latency, seconds):
 def test_with_backups_the_chief_completes_steps_in_runs_of_their_own(toy):
     """Who is late meanwhile waits for it, too, and so all begin the next step together."""
     times = dict(train_steps=20, step=['1ms', '1.1ms'], latency=['1ms'])
-    backup = toy('Synchronous-SGD', 2, changes=dict(replicas_to_aggregate=1),
-                  **times)
+    backup = toy('Synchronous-SGD', 2, changes=dict(replicas_to_aggregate=1), **times)
     # Pull, compute, push in 4 ms, and hear of it in 1 ms; the chief asks again in 2 ms, in time.
     assert backup.clock.now == pytest.approx(20 * 4e-3 + 19 * 1e-3)
     assert backup.record.accepted == 20 and backup.record.dropped == 19
