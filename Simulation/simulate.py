@@ -5,16 +5,14 @@
 Takes all flags of the folder's worker.py besides its own.
 """
 
-import os
 import resource
 import sys
-import tempfile
 import time
 
 from absl import flags
 import description
 import schemes
-from tfdist import building, console, evaluation, training_flags
+from tfdist import building, console, directories, evaluation, training_flags
 
 from board import Board
 from clock import Clock
@@ -186,12 +184,7 @@ def _check_files():
     if FLAGS.timeline:
         timeline.check(FLAGS.timeline)
     if FLAGS.board:
-        try:
-            os.makedirs(FLAGS.board, exist_ok=True)
-            tempfile.TemporaryFile(dir=FLAGS.board).close()
-        except OSError as error:
-            sys.exit(f'--board={FLAGS.board}: it cannot be made or written to '
-                     f'({error.strerror}).')
+        directories.make(FLAGS.board, 'board')
     for name in 'csv', 'histogram', 'timeline', 'center':
         if FLAGS[name].value:
             try:

@@ -901,7 +901,7 @@ def test_the_program(simulate, tmp_path):
       '--update=0s'], 'Time stands still at 0 s: what a worker does takes none. Give a --step '),
     (['--scheme=HogWild', '--workers=2', '--die_every=1us', '--back_after=1us'],
      '--die_every: workers have come back 10021 times since update 0, and died before the next '),
-    (['--scheme=HogWild', '--board=/dev/null'], '--board=/dev/null: it cannot be made or written '),
+    (['--scheme=HogWild', '--board=/dev/null'], '--board=/dev/null cannot be made or written '),
     (['--scheme=HogWild', '--timeline=a.json'], '--timeline=a.json: the name of a picture ends '),
     (['--scheme=HogWild', '--without=3'], '--without: that is of --replay=, which is missing.'),
     (['--scheme=HogWild', '--order_dir=order'], '--order_dir: a real run writes its order, a '),

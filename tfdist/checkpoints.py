@@ -4,10 +4,9 @@ import glob
 import os
 import shutil
 import sys
-import tempfile
 import time
 
-from tfdist import console, office
+from tfdist import console, directories, office
 from tfdist.quiet import tf
 
 
@@ -24,7 +23,7 @@ def claim(model_dir, name, run=''):
     """
     if not model_dir:
         return
-    _make(model_dir)
+    directories.make(model_dir, 'model_dir')
     try:
         _take_office(model_dir, name, office.Office(model_dir, run))
     except OSError as error:
@@ -68,15 +67,6 @@ def _pass_over_what_is_gone(model_dir, name):
         console.say(name, f'{state.model_checkpoint_path} is gone, {there[-1]} is the last one now')
 
 
-def _make(model_dir):
-    """Makes a directory if it is not there; ends the program if it cannot be written to."""
-    try:
-        os.makedirs(model_dir, exist_ok=True)
-        tempfile.TemporaryFile(dir=model_dir).close()
-    except OSError as error:
-        sys.exit(f'--model_dir={model_dir} cannot be made or written to: {error.strerror}.')
-
-
 def check_model_dir(model_dir):
     """Makes `model_dir`, a string or None, if it is not there.
 
@@ -85,7 +75,7 @@ def check_model_dir(model_dir):
     """
     if not model_dir:
         return
-    _make(model_dir)
+    directories.make(model_dir, 'model_dir')
     try:
         found = tf.train.latest_checkpoint(model_dir)
     except (tf.errors.OpError, ValueError):

@@ -20,12 +20,11 @@ import atexit
 import json
 import os
 import sys
-import tempfile
 import time
 
 from absl import flags
 import numpy as np
-from tfdist import graphs, patience, runs
+from tfdist import directories, graphs, patience, runs
 from tfdist.quiet import tf
 
 FLAGS = flags.FLAGS
@@ -61,12 +60,7 @@ class Recorder(tf.train.SessionRunHook):
         check(scheme, hparams, num_workers)
         self._directory, self._task_index = hparams.order_dir, task_index
         self._workers = num_workers
-        try:
-            os.makedirs(self._directory, exist_ok=True)
-            tempfile.TemporaryFile(dir=self._directory).close()
-        except OSError as error:
-            sys.exit(f'--order_dir={self._directory} cannot be made or written to: '
-                     f'{error.strerror}.')
+        directories.make(self._directory, 'order_dir')
         if os.path.exists(self._file()):
             sys.exit(f'--order_dir={self._directory} has the order of another run. Give a new one.')
         self._scheme, self._rows, self._began = scheme, [], False
