@@ -15,6 +15,7 @@ import sys
 import threading
 
 HERE = pathlib.Path(__file__).resolve().parent
+BATCH = 32  # examples in a local step
 # What comes out of a simulation: columns of the table, behind the scheme and what was asked for.
 FIGURES = ['accuracy', 'loss', 'diverged', 'steps', 'examples', 'seconds', 'target_examples',
            'target_seconds', 'staleness', 'staleness_50', 'staleness_90', 'staleness_99',
@@ -115,6 +116,11 @@ class Table:
             if is_new:
                 writer.writeheader()
             writer.writerow(row)
+
+
+def local_steps_per_second(row):
+    """Returns how many local steps all workers make in a virtual second, of a row of FIGURES."""
+    return int(row['examples']) / BATCH / float(row['seconds'])
 
 
 def for_each(function, items, jobs=None):

@@ -40,15 +40,11 @@ def simulate():
     experiments.for_each(do, left)
 
 
-def rates(batch_size):
-    """Returns a dict by scheme of lists of (workers, local steps/s) that are known.
-
-    Args:
-      batch_size: int, examples in a local step.
-    """
+def rates():
+    """Returns a dict by scheme of lists of (workers, local steps/s) that are known."""
     found, known = table(), {}
     for name in WINDOWS:
         rows = [(workers, found.row(name, _asked(name, workers))) for workers in NUMBERS]
-        known[name] = [(workers, int(row['examples']) / batch_size / float(row['seconds']))
+        known[name] = [(workers, experiments.local_steps_per_second(row))
                        for workers, row in rows if row]
     return known

@@ -3,6 +3,7 @@
 import functools
 import io
 
+import experiments
 import matplotlib
 import PIL.Image
 import schemes
@@ -109,7 +110,7 @@ def _seconds(study, number, cluster):
 
 def _local_steps(study, number):
     row = known(study.row, number)
-    return row and study_report.local_steps_per_second(row)
+    return row and experiments.local_steps_per_second(row)
 
 
 def of_scheme(table, name):

@@ -50,11 +50,6 @@ def accuracy(row):
     return 'diverged' if row['diverged'] == '1' else f'{float(row["accuracy"]):.3f}'
 
 
-def local_steps_per_second(row):
-    """Returns how many local steps of 32 examples all workers make in a virtual second."""
-    return int(row['examples']) / 32 / float(row['seconds'])
-
-
 def speed_up(study, workers, cluster):
     """Returns how many times as soon as one worker so many have 95 %; None if that is not known."""
     one, many = (known(study.soonest_row, number, cluster) for number in (1, workers))
@@ -131,7 +126,7 @@ def disturbed_table(table):
         return [*map(accuracy, rows),
                 *(row and (row['target_seconds'] and f'{float(row["target_seconds"]):.3g}' or '–')
                   or '' for row in rows),
-                *(f'{local_steps_per_second(row):,.0f}' if row else '' for row in rows)]
+                *(f'{experiments.local_steps_per_second(row):,.0f}' if row else '' for row in rows)]
 
     head = [f'{what}, {steps}' for what in ('accuracy', 's to 95 %', 'local steps/s')
             for steps in DISTURBED.values()]

@@ -25,7 +25,7 @@ import re
 import sys
 import tempfile
 
-from experiments import HERE, Scheme
+from experiments import BATCH, HERE, local_steps_per_second, Scheme
 import numpy as np
 import predictions
 import validate_report
@@ -59,7 +59,6 @@ MORE_REPEATS = 2
 STEPS = {True: 3000, False: 10000}  # whether each local step is pushed
 LONG_WINDOW = 50
 DISTANT_STEPS = 4000
-BATCH = 32
 SUMS = re.compile(r': did .* accepted (\d+), dropped (\d+)')
 
 
@@ -197,7 +196,7 @@ def simulated(process, case, rows, **changes):
     # A preset, of which nothing is left but that messages take no time.
     asked.update(cluster='this-machine', workers=str(case.workers), tests='1', **changes)
     found = process.simulate(asked)
-    return dict(found, steps_per_s=found['examples'] / BATCH / found['seconds'])
+    return dict(found, steps_per_s=local_steps_per_second(found))
 
 
 class Results:
@@ -252,7 +251,7 @@ def write_preset(rows):
 
 def publish(rows):
     """Puts the table of all rows into the README, and draws the picture."""
-    validate_report.publish(rows, len(cases()), BATCH)
+    validate_report.publish(rows, len(cases()))
 
 
 def main():

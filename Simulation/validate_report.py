@@ -138,15 +138,14 @@ def _count(figure, compared):
     return sum(near), len(near)
 
 
-def draw(rows, batch_size):
+def draw(rows):
     """Returns a figure: steps/s as measured and simulated, and as predicted for a cluster.
 
     Args:
       rows: list of dicts, of the file.
-      batch_size: int, examples in a local step.
     """
     figure, (here, there) = plt.subplots(1, 2, figsize=(9, 3.6), constrained_layout=True)
-    predicted = predictions.rates(batch_size)
+    predicted = predictions.rates()
     for name, colour, marker in zip(predictions.WINDOWS, COLOURS, MARKERS):
         for kind, form in ('real', marker), ('simulated', '-'):
             own = of(rows, kind, scheme=name, backups=0, window=predictions.WINDOWS[name])
@@ -166,14 +165,13 @@ def draw(rows, batch_size):
     return figure
 
 
-def publish(rows, whole, batch_size):
+def publish(rows, whole):
     """Puts the table into the README, between the marks, and draws the picture.
 
     Args:
       rows: see `draw`.
       whole: int, how many real runs there are if that is all.
-      batch_size: see `draw`.
     """
     readmes.fill(README, {'validation': '\n'.join(table(rows, whole))})
     with plt.rc_context(STYLE):
-        draw(rows, batch_size).savefig(str(PICTURE))
+        draw(rows).savefig(str(PICTURE))
