@@ -29,11 +29,12 @@ from experiments import BATCH, HERE, local_steps_per_second, Scheme
 import numpy as np
 import predictions
 import validate_report
-from validate_report import FIGURES, median, of, read
+from validate_report import FIGURES, median, of
 
 sys.path.append(str(HERE.parent / 'Comparison'))
 
 from examples import Example  # noqa: E402
+from report import read  # noqa: E402
 import runs  # noqa: E402
 
 RESULTS = HERE / 'results' / 'validation.csv'

@@ -1,7 +1,6 @@
 """What `validate` found: the table for README.md, and the picture."""
 
 import collections
-import csv
 import statistics
 import sys
 
@@ -12,6 +11,7 @@ import predictions
 sys.path.append(str(experiments.HERE.parent / 'Comparison'))
 from examples import Example  # noqa: E402
 import readmes  # noqa: E402
+from report import read  # noqa: E402
 from style import COLOURS, logarithmic, MARKERS, STYLE  # noqa: E402
 
 matplotlib.use('Agg')  # it writes files, and needs no screen
@@ -23,12 +23,6 @@ PICTURE = experiments.HERE / 'results' / 'validation.png'
 FIGURES = ['steps_per_s', 'staleness', 'accuracy', 'dropped']
 TOLERANCES = {'steps_per_s': (0.2, 0), 'staleness': (0.2, 0.1), 'accuracy': (0, 0.01),
               'dropped': (0.2, 0.02)}  # relative, absolute: one of them is enough
-
-
-def read(path):
-    """Returns the rows of a file, a list of dicts."""
-    with open(path, newline='', encoding='utf-8') as file:
-        return list(csv.DictReader(file))
 
 
 def median(rows, name):
