@@ -5,8 +5,9 @@
 # make notebooks     open the notebooks of Basics-Tutorial in Jupyter
 # make test          run the tests, in minutes; ARGS="-k hogwild" passes arguments to pytest
 # make test-all      run all of them: every case, every engine, each task killed in each way
-# make test-both     all of them on TensorFlow 1.15, and make test on 2.21
+# make test-both     make test on TensorFlow 1.15, and on 2.21
 # make soak          faults at random for an hour; ARGS=--minutes=5
+# make search-faults the protocols in orders drawn by a seed; ARGS=--planted
 # make bench         measure: steps per second, start-up, memory
 # make clean         remove the environments and caches
 #
@@ -29,7 +30,8 @@ python := $(abspath $(VENV))/bin/python
 examples := $(patsubst %/model.py,%,$(wildcard */model.py))
 LOGDIR ?= $(firstword $(wildcard Comparison/mine/tensorboard Comparison/quick/tensorboard))
 
-.PHONY: help $(examples) compare simulate tensorboard notebooks test test-all test-both soak bench clean
+.PHONY: help $(examples) compare simulate tensorboard notebooks test test-all test-both soak \
+        search-faults bench clean
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
@@ -46,8 +48,12 @@ tensorboard: $(VENV)/installed
 	@if [ -z "$(LOGDIR)" ]; then echo 'Nothing to show yet: make compare ARGS=--quick' >&2; exit 1; fi
 	$(python) -m tensorboard.main --logdir="$(LOGDIR)" $(ARGS)
 
+# All of the checkout is served, because notebooks link to files outside of their folder. Jupyter 6
+# and 7 have a name each for the page that opens. As root Jupyter wants to be told that it may run.
 notebooks: $(VENV)/installed
-	cd Basics-Tutorial && $(python) -m notebook $(ARGS)
+	$(python) -m notebook --NotebookApp.default_url=/tree/Basics-Tutorial \
+	  --JupyterNotebookApp.default_url=/tree/Basics-Tutorial \
+	  $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
 # Tests wait for processes more than they compute, so some run beside each other.
 pytest = $(python) -m pytest --numprocesses=$(JOBS) --dist=loadgroup \
@@ -61,15 +67,18 @@ test-all: $(VENV)/installed
 
 test-both:
 ifeq ($(and $(tf1_python),$(tf2_python)),)
-	$(MAKE) test-all
+	$(MAKE) test
 	@echo 'This machine has the Python of one TensorFlow only: 3.7, or 3.10 to 3.13.'
 else
-	$(MAKE) test-all VENV=.venv PYTHON=$(tf1_python)
+	$(MAKE) test VENV=.venv PYTHON=$(tf1_python)
 	$(MAKE) test VENV=.venv-tf2 PYTHON=$(tf2_python)
 endif
 
 soak: $(VENV)/installed
 	@$(python) tests/faults/soak.py $(ARGS)
+
+search-faults: $(VENV)/installed
+	@$(python) tests/searching/search.py $(ARGS)
 
 bench: $(VENV)/installed
 	$(python) Comparison/bench.py $(ARGS)

@@ -1,26 +1,35 @@
-"""AGN: accumulated gradient normalization. Of a window of local steps the worker sends the mean.
+"""AGN: accumulated gradient normalization. A worker sends the mean of a window of local steps.
 
     x <- c                                                                      pull
     communication_window times:  d <- -learning_rate * g(x);  a <- a + d;  x <- x + d
     c <- c + a / communication_window                                           push
 
-What this worker keeps: nothing between windows. What it sends, once in a window: the mean of the
-window's steps. The ps adds it; it has neither a learning rate nor an optimizer.
+What this worker keeps: nothing between windows. What it sends, once per window: the mean of the
+window's steps. The ps adds this mean, without a learning rate or an optimizer.
 
 Joeri Hermans, Gerasimos Spanakis, Rico Moeckel, "Accumulated Gradient Normalization", ACML 2017,
 arXiv 1710.02368.
+
+How to start it: `bash run.sh` on this machine, or by hand on two hosts, alpha and beta:
+
+    HOSTS="--ps_hosts=alpha:2222 --worker_hosts=alpha:2223,beta:2223"
+    python ps.py $HOSTS --task_index=0         # on alpha
+    python worker.py $HOSTS --task_index=0     # on alpha
+    python worker.py $HOSTS --task_index=1     # on beta
 """
 
-import time
-
 from absl import flags
-from tfdist import (building, checkpoints, chief, cluster, console, ending, evaluation, exchange,
-                    liveness, models, report, seam, sessions, training_flags, transfer)
-from tfdist.quiet import tf
+import find_library  # noqa: F401  (finds tfdist)
+from tfdist.cluster import liveness, membership, servers, shutdown
+from tfdist.model import building, model_file
+from tfdist.scheme import exchange, seam, transfer
+from tfdist.start import console
+from tfdist.training import checkpoints, chief, evaluation, report, sessions, training_flags
+from tfdist.start.quiet import tf
 
-model = models.load()
+model = model_file.load()
 FLAGS = flags.FLAGS
-training_flags.define(train_steps=1500, learning_rate=0.2, communication_window=10)
+training_flags.define(model, train_steps=1500, learning_rate=0.2, communication_window=10)
 
 
 class Scheme(seam.Seam):
@@ -34,6 +43,7 @@ class Scheme(seam.Seam):
         self.pull = exchange.pull(variables, global_step)
         step_read, center = self.pull[0], transfer.to_worker(self.pull[1:])
         x, figures = center, []
+        rule.pulled(step_read)
         for _ in range(hparams.communication_window):
             gradients, of_batch = network.gradients_at(x)
             x = rule.step(x, gradients)
@@ -48,32 +58,38 @@ class Scheme(seam.Seam):
 
 
 def main(_):
-    resolver = cluster.resolve('worker')
+    resolver = membership.resolve('worker')
     cluster_spec, task_index = resolver.cluster_spec(), resolver.task_id
     num_workers = cluster_spec.num_tasks('worker')
     is_chief = task_index == 0
     worker_device = f'/job:worker/task:{task_index}'
-    # Without filters a session waits for all tasks of the cluster, and not only for the ps.
-    config = sessions.config(device_filters=['/job:ps', worker_device])
+    # Distributed: a session waits for all tasks that it sees. These see the ps and this worker.
+    config = servers.config(device_filters=['/job:ps', worker_device])
+    # Distributed: the ps and this worker reach each other through their servers.
     server = tf.train.Server(cluster_spec, 'worker', task_index, config=config)
 
     tf.set_random_seed(FLAGS.seed)
-    # The variables go to the ps in turn; all other ops to this worker.
+    # Distributed: the variables go to the ps in turn, for all workers; other ops to this worker.
     with tf.device(tf.train.replica_device_setter(cluster=cluster_spec,
                                                   worker_device=worker_device)):
         global_step = tf.train.get_or_create_global_step()
         local_steps = Scheme.local_steps(FLAGS)
-        batches = model.train_batches(FLAGS.batch_size, local_steps, task_index, num_workers,
-                                      FLAGS.seed)
+        # Distributed: each worker trains on its own shard of the examples.
+        batches = model.train_batches(FLAGS.batch_size, Scheme.batches(FLAGS), task_index,
+                                      num_workers, FLAGS.seed)
         network = building.Network(model, batches, training_flags.straggler_delay(task_index),
-                                   Scheme.with_tables)
-        test = evaluation.Test(model, network.at_variables, is_chief)
+                                   Scheme.tables_stay_on_ps)
+        test = evaluation.Test(model, network.at_variables, is_chief, network.tested_values)
         scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
 
-    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test)
-    duties = chief.Duties(resolver, test)
-    hooks = scheme.hooks + [past_the_hooks, duties, ending.SayDone(resolver)]
+    trainer = sessions.Trainer.of(scheme, test)
+    # Distributed: worker 0, the chief, saves and tests; another worker does while it is away.
+    chief_role = chief.Role(resolver, test)
+    # Distributed: the ps end when every worker has said that it is done.
+    hooks = scheme.hooks + [trainer, chief_role, shutdown.SayDone(resolver)]
+    # Distributed: no silent wait for a ps that does not answer.
     liveness.watch(resolver)
+    # Distributed: the chief makes or restores the parameters; the others wait for these.
     if is_chief:
         session = tf.train.MonitoredTrainingSession(
             server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,
@@ -85,21 +101,12 @@ def main(_):
             sessions.WorkerSessionCreator(server.target, config), hooks)
 
     with session:
-        progress = report.Progress(f'worker {task_index}', session.run(global_step), is_chief)
-
-        def train(step_context):
-            """Trains past the hooks for a second, and then runs them: checkpoints."""
-            until = time.time() + 1
-            with sessions.failures_of_ps():
-                while time.time() < until and progress.goes_on():
-                    progress.add(past_the_hooks.run(), local_steps)
-                step_context.run_with_hooks(global_step)
-                duties.now_and_then(step_context.session, progress)
-
+        progress = report.Progress(f'worker {task_index}', session.run(global_step), is_chief,
+                                   model)
         while progress.goes_on() and not session.should_stop():
-            session.run_step_fn(train)
+            trainer.train_for_a_second(session, progress, local_steps, chief_role.now_and_then)
         progress.done()
-        duties.at_the_end(session, progress)
+        chief_role.at_the_end(session, progress)
 
 
 if __name__ == '__main__':

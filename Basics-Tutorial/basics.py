@@ -1,12 +1,13 @@
-"""What the notebooks need and do not teach: ports, pictures of graphs and traces, processes."""
+"""What the notebooks use but do not teach: ports, pictures of graphs and traces, processes."""
 
 import collections
 import contextlib
 import fcntl
+import functools
 import json
 import logging
+import multiprocessing.pool
 import os
-import queue
 import re
 import socket
 import subprocess
@@ -21,14 +22,17 @@ import psutil
 
 os.environ['CUDA_VISIBLE_DEVICES'] = ''  # before TensorFlow: what the notebooks compute is small
 
-from tfdist import traffic  # noqa: E402
-from tfdist.ports import free_ports  # noqa: E402
-from tfdist.quiet import tf  # noqa: E402
-from tfdist.traffic import task_of  # noqa: E402
+import find_library  # noqa: E402, F401  (finds tfdist)
+from tfdist.training import traffic  # noqa: E402
+from tfdist.start.ports import free_ports  # noqa: E402
+from tfdist.start.quiet import tf  # noqa: E402
+from tfdist.training.traffic import task_of  # noqa: E402
 
+# Each task has one colour in all pictures; the colour-blind can tell them apart. What is not a task
+# is black, purple or grey: 'C0', 'C1', 'C2'.
 plt.rcParams.update({'figure.dpi': 80, 'axes.spines.top': False, 'axes.spines.right': False,
-                     'figure.constrained_layout.use': True})
-# One colour for each task, the same in all pictures; readable to the colour-blind.
+                     'figure.constrained_layout.use': True,
+                     'axes.prop_cycle': plt.cycler(color=['#000000', '#882255', '#777777'])})
 _PALETTE = {'ps': ['#0072b2', '#56b4e9'],
             'worker': ['#d55e00', '#e69f00', '#cc79a7', '#009e73'],
             'local': ['#666666']}
@@ -37,7 +41,7 @@ _PALETTE = {'ps': ['#0072b2', '#56b4e9'],
 BOOKKEEPING = {'Cast', 'Const', 'Fill', 'FloorDiv', 'Identity', 'Maximum', 'NoOp', 'Prod',
                'Reshape', 'Shape', 'Size', 'Tile', 'VarHandleOp'}
 Node = collections.namedtuple('Node', 'name op task inputs')
-RUN_SECS = 30  # that a run may take; the longest wait for a slow worker, and take a second
+RUN_SECS = 30  # that a run may take; the longest ones wait for a slow worker, and take a second
 
 
 def start_servers(**tasks):
@@ -53,7 +57,7 @@ def start_servers(**tasks):
     spec = tf.train.ClusterSpec({job: [f'localhost:{next(ports)}' for _ in range(count)]
                                  for job, count in tasks.items()})
     config = tf.ConfigProto(intra_op_parallelism_threads=1,
-                            operation_timeout_in_ms=RUN_SECS * 1000)  # or it fails, and says so
+                            operation_timeout_in_ms=RUN_SECS * 1000)  # then a run fails
     return spec, {f'{job} {i}': tf.train.Server(spec, job, i, config=config)
                   for job, count in tasks.items() for i in range(count)}
 
@@ -61,33 +65,24 @@ def start_servers(**tasks):
 def at_once(*functions):
     """Calls functions at the same time, each in a thread; returns a list of what they return.
 
-    When one fails, that is raised at once: the others may wait for it for ever.
+    What one of them raises is raised at once, because the others may wait for that one for ever.
     """
-    ended = queue.Queue()
-
-    def call(index, function):
-        try:
-            ended.put((index, function(), None))
-        except Exception as error:  # for the caller
-            ended.put((index, None, error))
-
-    for each in enumerate(functions):
-        threading.Thread(target=call, args=each, daemon=True).start()
-    results = {}
-    for _ in functions:
-        index, results[index], error = ended.get()
-        if error:
-            raise error
-    return [results[index] for index in range(len(functions))]
+    threads = multiprocessing.pool.ThreadPool(len(functions))
+    try:
+        results = dict(threads.imap_unordered(lambda i: (i, functions[i]()), range(len(functions))))
+    finally:
+        threads.close()
+    return [results[i] for i in range(len(functions))]
 
 
 def steady(session, op):
-    """Returns a function that runs `op` in a session, and again if TensorFlow loses the run.
+    """Returns a function that runs `op` in a session, again if TensorFlow loses the run.
 
-    TensorFlow 2.21 draws the number of each run from 2 ** 32, and a task refuses a run that has the
-    number of one of its last 100,000. Then the run fails, or stands still where another task waits
-    for the one that refused. In 256,000 runs that was four times; without this, all who wait for
-    the worker would stand still, too. `tf.train.MonitoredSession` goes on after such failures.
+    TensorFlow 2.21 draws the number of each run from 2 ** 32, and a task refuses a run whose number
+    is that of one of its last 100,000. Then the run fails, or stands still because another task
+    waits for the one that refused. In 256,000 runs this happened four times; without this function,
+    all that wait for this worker would stand still, too. `tf.train.MonitoredSession` recovers from
+    such failures by itself.
     """
     run = session.make_callable(op)
 
@@ -117,7 +112,7 @@ def sent(metadata):
     """Returns what travelled between tasks in a traced run, largest first.
 
     Returns:
-      List of `tfdist.traffic.Transfer`, without those that only say that something is done.
+      List of `traffic.Transfer`, without those that only signal that something is done.
     """
     found = [one._replace(tensor=re.sub(r'^edge_\d+_', '', one.tensor))
              for one in traffic.transfers(metadata) if one.bytes]
@@ -153,13 +148,13 @@ def nodes_of(metadata):
 
 
 def draw_graph(nodes, hide=BOOKKEEPING, title='', axes=None):
-    """Draws operations in one column for each task, inputs above; bold arrows cross the network.
+    """Draws operations, a column for each task, inputs at the top; bold arrows cross the network.
 
     Args:
       nodes: list of `Node`, from `nodes_of`.
-      hide: types of operations to leave out; arrows go past them.
+      hide: types of operations to leave out; arrows then connect what is before and after them.
       title: string.
-      axes: `matplotlib.axes.Axes` to draw on; by default a figure of its own.
+      axes: `matplotlib.axes.Axes` to draw on; by default, those of a new figure.
     """
     by_name = {node.name: node for node in nodes}
 
@@ -172,13 +167,12 @@ def draw_graph(nodes, hide=BOOKKEEPING, title='', axes=None):
 
     shown = {node.name: node for node in nodes if node.op not in hide}
     inputs = {name: sorted(set(visible_inputs(node))) for name, node in shown.items()}
-    depths = {}
 
+    @functools.lru_cache(maxsize=None)
     def depth(name):
-        if name not in depths:
-            depths[name] = 1 + max(map(depth, inputs[name]), default=-1)
-        return depths[name]
+        return 1 + max(map(depth, inputs[name]), default=-1)
 
+    deepest = max(map(depth, shown))
     rows = collections.defaultdict(list)  # by task and depth
     for name in sorted(shown, key=depth):
         rows[shown[name].task, depth(name)].append(name)
@@ -192,13 +186,13 @@ def draw_graph(nodes, hide=BOOKKEEPING, title='', axes=None):
                 place[name] = left[task] + (i + 0.5) * widths[task] / len(row), -level
     total = sum(widths.values()) + 0.4 * (len(tasks) - 1)
     if axes is None:
-        _, axes = plt.subplots(figsize=(min(2.1 * total, 12), 0.75 * (max(depths.values()) + 2)))
+        _, axes = plt.subplots(figsize=(min(2.1 * total, 12), 0.75 * (deepest + 2)))
     for task in tasks:
         axes.axvspan(left[task] - 0.1, left[task] + widths[task] + 0.1, color=colour_of(task),
                      alpha=0.12, lw=0)
         axes.text(left[task] + widths[task] / 2, 0.75, task, ha='center', weight='bold',
                   color=colour_of(task))
-    axes.set(xlim=(-0.2, total + 0.2), ylim=(-max(depths.values()) - 0.6, 1.2), title=title)
+    axes.set(xlim=(-0.2, total + 0.2), ylim=(-deepest - 0.6, 1.2), title=title)
     axes.axis('off')
     boxes = {name: _box(axes, place[name], f'{name.split("/")[-1]}\n{node.op}',
                         colour_of(node.task), 7.5) for name, node in shown.items()}
@@ -212,7 +206,7 @@ def draw_graph(nodes, hide=BOOKKEEPING, title='', axes=None):
 
 
 def _box(axes, place, text, colour, size=9, **kwargs):
-    """Draws a box with a text in it; returns it."""
+    """Draws a text in a box; returns it."""
     return axes.text(*place, text, ha='center', va='center', color='white', fontsize=size,
                      zorder=3, linespacing=1.1,
                      bbox={'boxstyle': 'round', 'fc': colour, 'ec': 'none'}, **kwargs)
@@ -220,21 +214,16 @@ def _box(axes, place, text, colour, size=9, **kwargs):
 
 def _arrows(axes, arrows):
     """Draws arrows from box to box, given as (from, to, style)."""
-    axes.figure.canvas.draw()  # only now it is known where the boxes end
+    axes.figure.canvas.draw()  # before that it is not known where the boxes end
     for source, target, style in arrows:
-        # Drawn after the boxes, whose ends a change of the layout moves.
+        # Drawn after the boxes, because the layout may still move their ends.
         axes.annotate('', target.get_position(), source.get_position(), zorder=4, arrowprops={
             'arrowstyle': '-|>', 'patchA': source.get_bbox_patch(), 'shrinkA': 0, 'shrinkB': 1,
             'patchB': target.get_bbox_patch(), 'color': '#888888', 'lw': 0.8, **style})
 
 
 def draw_timeline(metadata, at_least_ms=0.05):
-    """Draws when each operation of a traced run was at work, on which task.
-
-    Args:
-      metadata: `tf.RunMetadata`, from `trace`.
-      at_least_ms: float, shorter operations are left out.
-    """
+    """Draws when and where each operation of a traced run worked, if for at least so long."""
     bars = [(task_of(one.device), one.begin, one.end - one.begin, one.name, None)
             for one in traffic.work(metadata)]
     bars += [(one.receiver, one.begin, one.end - one.begin, '', '////')
@@ -260,15 +249,9 @@ def draw_timeline(metadata, at_least_ms=0.05):
 
 
 def draw_cluster(spec, client):
-    """Draws a cluster, and a client with a session on one of its tasks.
-
-    Args:
-      spec: `tf.train.ClusterSpec`.
-      client: the task that it connects to, such as 'worker 0'.
-    """
+    """Draws a `tf.train.ClusterSpec`, and a client with a session on a task such as 'worker 0'."""
     tasks = [f'{job} {i}' for job in sorted(spec.jobs) for i in range(spec.num_tasks(job))]
     _, axes = plt.subplots(figsize=(9, 3.4))
-
     axes.set(xlim=(-0.6, len(tasks) - 0.4), ylim=(-0.5, 3.9))
     axes.axis('off')
     masters, workers = [], []
@@ -290,54 +273,112 @@ def draw_cluster(spec, client):
                for one, other in zip(workers, workers[1:])])
 
 
-# --- A server in a process of its own ----------------------------------------
+# --- Processes of their own --------------------------------------------------
 
 _SERVER = """
 import sys
 sys.path.insert(0, {folder!r})
 from basics import tf
 tf.train.Server({cluster!r}, {job!r}, {index})
-sys.stdin.read()  # ends with the notebook, which holds the other end
+sys.stdin.read()  # until the notebook, which has the other end, is gone
 """
 
 
 @contextlib.contextmanager
 def server_process(spec, job, index):
-    """Runs a server in a process of its own, which can be killed; ends it after the block.
-
-    Args:
-      spec: `tf.train.ClusterSpec`.
-      job: string.
-      index: int.
+    """Runs a server of a `tf.train.ClusterSpec` in a process of its own; kills it after the block.
 
     Yields:
       A `subprocess.Popen`.
     """
     code = _SERVER.format(folder=os.path.dirname(os.path.abspath(__file__)), cluster=spec.as_dict(),
                           job=job, index=index)
-    # As a user starts it: tfdist.quiet has set the log level of this process only.
-    env = {name: value for name, value in os.environ.items() if name != 'TF_CPP_MIN_LOG_LEVEL'}
-    process = subprocess.Popen([sys.executable, '-c', code], stdin=subprocess.PIPE, env=env)
+    with subprocess.Popen([sys.executable, '-c', code], stdin=subprocess.PIPE,
+                          env=_as_a_user_has_it()) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _as_a_user_has_it():
+    """Returns the environment without the log level, which the library has set for this process."""
+    return {name: value for name, value in os.environ.items() if name != 'TF_CPP_MIN_LOG_LEVEL'}
+
+
+class _Program(subprocess.Popen):
+    """A Python program under way, whose lines are printed here as they come."""
+
+    def __init__(self, path, flags, cwd):
+        super().__init__([sys.executable, os.path.abspath(path), *flags], cwd=cwd,
+                         env=_as_a_user_has_it(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                         universal_newlines=True)
+        self._lines = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self):
+        for line in self.stdout:
+            self._lines.append(line)
+            print(line, end='')
+
+    def says(self, words):
+        """Returns whether it has printed `words`, a string, in one line."""
+        return any(words in line for line in self._lines)
+
+    def wait(self, timeout=None):
+        """See `subprocess.Popen`; all of its lines are printed then."""
+        status = super().wait(timeout)
+        self._reader.join(timeout)
+        return status
+
+
+@contextlib.contextmanager
+def program(path, *flags, cwd=None):
+    """Runs a Python program in a process of its own; kills it after the block.
+
+    Args:
+      path: string, the program.
+      *flags: strings, its flags.
+      cwd: string, the directory to run it in; by default this one.
+
+    Yields:
+      A `subprocess.Popen` with a further method, `says(words)`.
+    """
+    process = _Program(path, flags, cwd)
     try:
         yield process
     finally:
         process.kill()
         process.wait()
-        process.stdin.close()
+        process.stdout.close()
+
+
+def until(condition, patience_secs=60, complaint='what this cell waits for has not come'):
+    """Waits until a function returns something true.
+
+    Raises:
+      TimeoutError: with the complaint, after `patience_secs`.
+    """
+    deadline = time.monotonic() + patience_secs
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(complaint)
+        time.sleep(0.05)
 
 
 def show_log(hide, skip='^$'):
-    """Prints the beginning of what TensorFlow logs, such as the lines of hooks.
+    """Prints what TensorFlow logs, such as the lines of hooks; long lines are cut short.
 
     Args:
-      hide: string, left out of the lines: the name of a directory.
-      skip: regular expression; lines in which it is found are not printed.
+      hide: string to leave out of the lines: the name of a directory.
+      skip: regular expression; lines that contain a match are not printed.
     """
 
     class Printer(logging.Handler):
         def emit(self, record):
             text = record.getMessage().replace(hide, '')
-            # Warnings are of what a version deprecates, and not of the user's doing.
+            # Warnings are about what a version deprecates, not about what the user does.
             if record.levelno == logging.INFO and not re.search(skip, text):
                 print('log:', textwrap.shorten(text, 130))
 
@@ -352,13 +393,8 @@ def show_log(hide, skip='^$'):
 def meet(job, index, path='cluster.json'):
     """Agrees with other notebooks of this folder on the addresses of a cluster.
 
-    The first one to come writes them into a file, the others find them there. What an earlier run
-    left there is replaced: a file in which this task stands already, or a process that has ended.
-
-    Args:
-      job: string, 'ps' or 'worker'.
-      index: int.
-      path: string, the file.
+    The first one to call this writes them into a file, where the others find them. A file that an
+    earlier run has left is replaced: one that has this task already, or a process that has ended.
 
     Returns:
       A `tf.train.ClusterSpec` of one ps and two workers.
@@ -380,21 +416,13 @@ def meet(job, index, path='cluster.json'):
 
 
 def wait_for(address, hint, patience_secs=600):
-    """Waits until something listens at `address`, a host:port; meanwhile prints `hint`, once.
-
-    Raises:
-      TimeoutError: after `patience_secs`.
-    """
+    """Waits as `until` until something listens at a host:port; prints `hint` if that takes time."""
     host, port = address.split(':')
-    deadline = time.monotonic() + patience_secs
-    told = False
-    while True:
+
+    def listens():
         with socket.socket() as probe:
-            if not probe.connect_ex((host, int(port))):
-                return
-        if time.monotonic() > deadline:
-            raise TimeoutError(f'nothing listens at {address}: {hint}')
-        if not told:
-            print(hint)
-            told = True
-        time.sleep(0.2)
+            return not probe.connect_ex((host, int(port)))
+
+    if not listens():
+        print(hint)
+        until(listens, patience_secs, f'nothing listens at {address}: {hint}')

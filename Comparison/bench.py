@@ -5,13 +5,15 @@
 
 Prints one table in Markdown, of medians. The cases take turns within each repeat, so that whatever
 else the machine does hits all alike; ratios are taken within a repeat. Targets are for a quiet
-machine of two cores: they stand beside the figures, and nothing fails by them.
+machine of two cores: they stand beside the figures, with the word `missed` where a median misses
+one; nothing fails by them. Cases that a target names are measured with it, without a row.
 """
 
 import argparse
 import collections
-import functools
+from functools import partial
 import multiprocessing
+import operator
 import os
 import pathlib
 import re
@@ -21,21 +23,31 @@ import sys
 import tempfile
 import time
 
-from examples import Example
-import hosts
 import numpy as np
-import readmes
-from runs import notes_in, rate, ROOT, Run, TIME_LIMIT
-import tunnels
+from measuring import hosts, readmes, tunnels
+from measuring.folders import Example
+from measuring.results import machine
+from measuring.runs import notes_in, rate, ROOT, Run, TIME_LIMIT
 
+COLLECTIVE = '--implementation=collective'
 RATE = 'steps/s in all'
 BARE = 'bare limit, ' + RATE
 STEPS = 'steps/s'
 SENT = 'kB that a worker sends and gets in a push'
-IN_ONE = 'in those of one process with 1 thread'
-TUNNELLED = 'through tunnels, in plain ones'
-SAVING = 'steps/s with a checkpoint every 5 s, in those without'
+IN_ONE = 'relative to one process with 1 thread'
+TUNNELLED = 'through tunnels, relative to plain'
+SAVING = 'steps/s with a checkpoint every 5 s, relative to none'
 HOTTEST = 'bytes that the busiest ps sends in a step'
+FOR_TABLES = 'bytes for the tables, relative to those of the rows'
+
+
+def training(local_steps, window):
+    """Returns flags, a list of strings, with which all workers together make `local_steps`.
+
+    There are `window` local steps to each global step.
+    """
+    return [f'--train_steps={local_steps // window}',
+            *[f'--communication_window={window}'] * (window > 1)]
 
 
 def bare_limit(steps):
@@ -48,8 +60,7 @@ def _bare_loop(steps):
     """Returns the steps/s of a plain session and its callable: no hooks, no look at the results."""
     sys.path.insert(0, str(ROOT / 'Non-Distributed-Setup'))
     import model
-    from tfdist import sessions
-    from tfdist.quiet import tf
+    from tfdist.start.quiet import tf
     import train
     train.FLAGS(['bare_limit'])
     tf.set_random_seed(train.FLAGS.seed)
@@ -59,18 +70,27 @@ def _bare_loop(steps):
     step = tf.train.GradientDescentOptimizer(train.FLAGS.learning_rate).minimize(loss, global_step)
     with tf.control_dependencies([step]):
         train_op = {'global_step': global_step.read_value(), 'loss': loss, 'accuracy': accuracy}
-    with tf.Session(config=sessions.config()) as session:
+    return _calls_per_second(train_op, steps)
+
+
+def _calls_per_second(fetches, calls, warm_up=0):
+    """Returns how often in a second a session runs fetches; the first `warm_up` do not count."""
+    from tfdist.cluster import servers
+    from tfdist.start.quiet import tf
+    with tf.Session(config=servers.config()) as session:
         session.run([tf.global_variables_initializer(), tf.tables_initializer()])
-        run = session.make_callable(train_op)
-        began = time.monotonic()
-        for _ in range(steps):
+        run = session.make_callable(fetches)
+        for _ in range(warm_up):
             run()
-        return steps / (time.monotonic() - began)
+        began = time.monotonic()
+        for _ in range(calls):
+            run()
+        return calls / (time.monotonic() - began)
 
 
-def one_process(folder, steps, *flags):
-    """Measures a folder of which one process trains."""
-    return {RATE: Run(folder, f'--train_steps={steps}', *flags).figures()['local steps/s']}
+def one_process(folder, steps, *flags, **env):
+    """Measures a folder of which one process trains, or drives all that do."""
+    return {RATE: Run(folder, f'--train_steps={steps}', *flags, **env).figures()['local steps/s']}
 
 
 def as_it_comes(folder):
@@ -85,37 +105,21 @@ def as_it_comes(folder):
 
 
 def together(folder, workers, local_steps, window=1, **env):
-    """Measures `workers` workers side by side.
-
-    Args:
-      folder: string.
-      workers: int.
-      local_steps: int, how many they train in all.
-      window: int, how many local steps there are to one global step.
-      **env: strings, environment variables.
-    """
-    flags = [f'--train_steps={local_steps // window}', '--log_every_n_steps=5000']
-    if window > 1:
-        flags.append(f'--communication_window={window}')
-    figures = Run(folder, *flags, WORKERS=str(workers), **env).figures()
+    """Measures `workers` workers side by side, with the environment variables `env`."""
+    figures = Run(folder, *training(local_steps, window), '--log_every_n_steps=5000',
+                  WORKERS=str(workers), **env).figures()
     rates = {RATE: figures['local steps/s']}
     if workers > 1:
         rates['steps/s per worker'] = figures['steps/s per worker']
     return rates
 
 
-def two_devices(folder, mode, steps):
-    """Measures a process with two devices against one with one.
-
-    Args:
-      folder: string.
-      mode: string, for the MODE of its run.sh.
-      steps: dict of ints, the train_steps by the number of devices.
-    """
-    rates = {count: Run(folder, f'--train_steps={steps[count]}', f'--num_gpus={count}',
-                        MODE=mode).figures()['local steps/s'] for count in (1, 2)}
+def two_devices(mode, steps):
+    """Measures two devices against one; `steps` are the train_steps by the number of devices."""
+    rates = {count: one_process('Multiple-GPUs-Single-Machine', steps[count],
+                                f'--num_gpus={count}', MODE=mode)[RATE] for count in (1, 2)}
     return {'one, batches/s': rates[1], 'two, batches/s': rates[2],
-            'two, in what one does': rates[2] / rates[1]}
+            'two, relative to one': rates[2] / rates[1]}
 
 
 def with_its_input(folder, workers, steps):
@@ -124,38 +128,23 @@ def with_its_input(folder, workers, steps):
     with multiprocessing.get_context('spawn').Pool(1) as pool:
         alone = pool.apply_async(_input_alone, (folder, 5000)).get(TIME_LIMIT)
     return {**rates, 'batches/s of the input alone': alone,
-            'input alone, in what all workers consume': alone / rates[RATE]}
+            'input alone, relative to what all workers consume': alone / rates[RATE]}
 
 
 def _input_alone(folder, batches):
     """Returns the batches/s of a folder's input, as a worker of two has it."""
     sys.path.insert(0, str(ROOT / folder))
     import model
-    from tfdist import sessions
-    from tfdist.quiet import tf
     import worker
     worker.FLAGS(['input_alone', '--num_threads=1'])
     batch, = model.train_batches(worker.FLAGS.batch_size, 1, shard=0, num_shards=2)
-    with tf.Session(config=sessions.config()) as session:
-        session.run(tf.tables_initializer())
-        run = session.make_callable([tensor.op for tensor in batch])
-        run()
-        began = time.monotonic()
-        for _ in range(batches):
-            run()
-        return batches / (time.monotonic() - began)
+    return _calls_per_second([tensor.op for tensor in batch], batches, warm_up=1)
 
 
 def by_tunnels(folder, local_steps, window=1):
     """Measures two workers and a ps on hosts of their own, plainly and through tunnels of TLS.
 
-    Args:
-      folder: string.
-      local_steps: int, how many they train in all.
-      window: int, how many local steps there are to one global step.
-
-    Returns:
-      A dict of figures; an empty one, and says why, where hosts or tunnels cannot be made.
+    Where hosts or tunnels cannot be made it returns no figures, and says why.
     """
     names, port = ['ps-0', 'worker-0', 'worker-1'], str(tunnels.LOCAL_PORT)
     with tempfile.TemporaryDirectory() as directory:
@@ -169,11 +158,10 @@ def by_tunnels(folder, local_steps, window=1):
             print(f'left out: {reason}', file=sys.stderr)
             return {}
         with hosts.Hosts(place, names) as network:
-            plain = together(folder, 2, local_steps, window, PORT=port,
-                             PYTHON=network.python())[RATE]
+            measured = partial(together, folder, 2, local_steps, window, PORT=port)
+            plain = measured(PYTHON=network.python())[RATE]
             with tunnels.Tunnels(network, place, names, command):
-                tunnelled = together(folder, 2, local_steps, window, PORT=port,
-                                     PYTHON=network.python(by_tunnels=True))[RATE]
+                tunnelled = measured(PYTHON=network.python(by_tunnels=True))[RATE]
     return {'plain, ' + RATE: plain, 'through tunnels, ' + RATE: tunnelled,
             TUNNELLED: tunnelled / plain}
 
@@ -190,7 +178,7 @@ def saving(local_steps, *flags):
 def windows(folder, lengths=(10, 50), numbers=(1, 2)):
     """Returns cases for a folder whose workers train in windows of local steps."""
     return {f'{folder}, window {window}, {workers} worker{"s" * (workers > 1)}':
-            functools.partial(together, folder, workers, 12000, window)
+            partial(together, folder, workers, 12000, window)
             for window in lengths for workers in numbers}
 
 
@@ -251,21 +239,10 @@ def placement(strategy, network, steps):
 
 
 def table(folder, rows, local_steps, *flags, parts=1, window=1):
-    """Measures two workers on the clicks, with tables of so many rows, in batches of 64.
-
-    Args:
-      folder: string.
-      rows: int.
-      local_steps: int, how many they train in all.
-      *flags: strings, besides.
-      parts: int, over how many ps the tables are spread.
-      window: int, how many local steps there are to one global step.
-    """
-    flags = [*flags, '--model=clicks', f'--clicks_rows={rows}', f'--clicks_table_parts={parts}',
-             '--batch_size=64', f'--train_steps={local_steps // window}',
-             '--clicks_test_examples=1000', '--log_every_n_steps=100000']
-    if window > 1:
-        flags.append(f'--communication_window={window}')
+    """Measures two workers on the clicks, with tables of so many rows over `parts` ps."""
+    flags = [*flags, *training(local_steps, window), '--model=clicks', f'--clicks_rows={rows}',
+             f'--clicks_table_parts={parts}', '--batch_size=64', '--clicks_test_examples=1000',
+             '--log_every_n_steps=100000']
     with tempfile.TemporaryDirectory() as notes:
         run = Run(folder, *flags, f'--notes_dir={notes}', '--traced_runs=5', PS=str(parts))
         sent = [note['bytes'] for note in notes_in(notes)]
@@ -274,15 +251,14 @@ def table(folder, rows, local_steps, *flags, parts=1, window=1):
     inputs = 8 * (16 if '--clicks_dimension=16' in flags else 32)  # of the dense layers
     dense = 4 * (inputs * 64 + 64 + 64 * 32 + 32 + 32 + 1)
     return {RATE: run.figures()['local steps/s'], SENT: statistics.mean(sent) / 1e3,
-            'bytes for the tables, in those of the rows':
-            (statistics.mean(sent) - 2 * dense) / asked_for,
+            FOR_TABLES: (statistics.mean(sent) - 2 * dense) / asked_for,
             'peak memory of a worker, MB': run.peaks['worker.py'] / 1e6,
             'peak memory of a ps, MB': run.peaks['ps.py'] / 1e6}
 
 
 def _bytes_of_rows(flags, window):
     """Returns how many bytes the rows have that the clicks of a window ask for, each row once."""
-    from tfdist.quiet import tf
+    from tfdist.start.quiet import tf
     from tfdist.gallery import clicks
     clicks.FLAGS(['bytes_of_rows', *(flag for flag in flags if flag.startswith('--clicks'))])
     drawn = clicks.train_batches(64, window)
@@ -313,69 +289,55 @@ def one_resnet(threads):
     return {'images/s': images_per_second('Non-Distributed-Setup', 100, threads)}
 
 
-def in_graph(mode, workers, local_steps):
-    """Measures the replicas that one chief drives."""
-    steps = local_steps // workers if mode == 'sync' else local_steps
-    run = Run('In-Graph-Replication', f'--mode={mode}', f'--train_steps={steps}',
-              '--log_every_n_steps=5000', WORKERS=str(workers))
-    return {RATE: run.figures()['local steps/s']}
-
-
 # What is measured, by name: functions that return a dict of figures.
 CASES = {
-    'bare limit': functools.partial(bare_limit, 10000),
-    'Non-Distributed-Setup': functools.partial(one_process, 'Non-Distributed-Setup', 10000),
-    'HogWild': functools.partial(as_it_comes, 'HogWild'),
-    'HogWild, 1 worker': functools.partial(together, 'HogWild', 1, 2500),
-    'HogWild, 2 workers': functools.partial(together, 'HogWild', 2, 4000),
-    'HogWild, 4 workers': functools.partial(together, 'HogWild', 4, 3500),
+    'bare limit': partial(bare_limit, 10000),
+    'Non-Distributed-Setup': partial(one_process, 'Non-Distributed-Setup', 10000),
+    'HogWild': partial(as_it_comes, 'HogWild'),
+    'HogWild, 1 worker': partial(together, 'HogWild', 1, 2500),
+    'HogWild, 2 workers': partial(together, 'HogWild', 2, 4000),
+    'HogWild, 4 workers': partial(together, 'HogWild', 4, 3500),
     **windows('AGN'),
     **windows('SAGN', [10], [2]),
     **windows('Local-SGD', [10], [2]),
-    'Tunnels, HogWild': functools.partial(by_tunnels, 'HogWild', 4000),
-    **{f'Tunnels, AGN, window {window}': functools.partial(by_tunnels, 'AGN', 24000, window)
+    'Tunnels, HogWild': partial(by_tunnels, 'HogWild', 4000),
+    **{f'Tunnels, AGN, window {window}': partial(by_tunnels, 'AGN', 24000, window)
        for window in (10, 50)},
-    'Checkpoints, digits': functools.partial(saving, 20000),
-    'Checkpoints, clicks, 1000000 rows': functools.partial(
+    'Checkpoints, digits': partial(saving, 20000),
+    'Checkpoints, clicks, 1000000 rows': partial(
         saving, 10000, '--model=clicks', '--batch_size=64', '--clicks_rows=1000000'),
-    'Synchronous-SGD': functools.partial(synchronous, 'Synchronous-SGD'),
-    'Ring-AllReduce': functools.partial(synchronous, 'Ring-AllReduce'),
-    'Ring-AllReduce, collective': functools.partial(synchronous, 'Ring-AllReduce',
-                                                    '--implementation=collective'),
+    'Synchronous-SGD': partial(synchronous, 'Synchronous-SGD'),
+    'Ring-AllReduce': partial(synchronous, 'Ring-AllReduce'),
+    'Ring-AllReduce, collective': partial(synchronous, 'Ring-AllReduce', COLLECTIVE),
     'TCP on loopback': loopback,
-    'Synchronous-SGD, MNIST': functools.partial(large, 'Synchronous-SGD'),
-    'Ring-AllReduce, MNIST': functools.partial(large, 'Ring-AllReduce'),
-    'Ring-AllReduce, MNIST, collective': functools.partial(large, 'Ring-AllReduce',
-                                                           '--implementation=collective'),
-    **{f'Multiple-GPUs-Single-Machine, {mode}': functools.partial(
-        two_devices, 'Multiple-GPUs-Single-Machine', mode, steps)
+    'Synchronous-SGD, MNIST': partial(large, 'Synchronous-SGD'),
+    'Ring-AllReduce, MNIST': partial(large, 'Ring-AllReduce'),
+    'Ring-AllReduce, MNIST, collective': partial(large, 'Ring-AllReduce', COLLECTIVE),
+    **{f'Multiple-GPUs-Single-Machine, {mode}': partial(two_devices, mode, steps)
        for mode, steps in (('towers', {1: 6000, 2: 3000}), ('threads', {1: 6000, 2: 6000}))},
-    'Distributed-MNIST': functools.partial(with_its_input, 'Distributed-MNIST', 2, 2000),
-    **{f'Parameter-Placement, {network}, {strategy}':
-       functools.partial(placement, strategy, network, 1500)
+    'Distributed-MNIST': partial(with_its_input, 'Distributed-MNIST', 2, 2000),
+    **{f'Parameter-Placement, {network}, {strategy}': partial(placement, strategy, network, 1500)
        for network, strategy in [('uneven', 'round_robin'), ('uneven', 'greedy'),
                                  ('deep', 'greedy'), ('deep', 'fused')]},
-    **{f'In-Graph-Replication, {mode}, 2 workers': functools.partial(in_graph, mode, 2, 3000)
-       for mode in ('sync', 'async')},
-    **{f'{folder}, clicks, {rows} rows':
-       functools.partial(table, folder, rows, steps, window=window)
+    **{f'In-Graph-Replication, {mode}, 2 workers': partial(
+        one_process, 'In-Graph-Replication', steps, f'--mode={mode}', '--log_every_n_steps=5000',
+        WORKERS='2') for mode, steps in (('sync', 1500), ('async', 3000))},
+    **{f'{folder}, clicks, {rows} rows': partial(table, folder, rows, steps, window=window)
        for folder, steps, window in (('HogWild', 2000, 1), ('Synchronous-SGD', 1000, 1),
                                      ('AGN', 10000, 10))
        for rows in (10**4, 10**6)},
-    'HogWild, clicks, 10000000 rows of 16 over 2 ps': functools.partial(
-        table, 'HogWild', 10**7, 1000, '--clicks_dimension=16', parts=2),
-    'HogWild, clicks, 10000 rows of 16 over 2 ps': functools.partial(
-        table, 'HogWild', 10**4, 1000, '--clicks_dimension=16', parts=2),
-    **{f'ResNet, one process, {threads} thread{"s" * (threads > 1)}': functools.partial(
-        one_resnet, threads) for threads in (1, 2)},
-    **{f'ResNet, {folder}, 2 workers of 1 thread': functools.partial(resnet, folder, steps)
+    **{f'HogWild, clicks, {rows} rows of 16 over 2 ps':
+       partial(table, 'HogWild', rows, 1000, '--clicks_dimension=16', parts=2)
+       for rows in (10**7, 10**4)},
+    **{f'ResNet, one process, {threads} thread{"s" * (threads > 1)}': partial(one_resnet, threads)
+       for threads in (1, 2)},
+    **{f'ResNet, {folder}, 2 workers of 1 thread': partial(resnet, folder, steps)
        for folder, steps in (('HogWild', 200), ('Synchronous-SGD', 100), ('Ring-AllReduce', 100))},
-    **{f'Model-Parallel, {split}':
-       functools.partial(one_process, 'Model-Parallel', 3000, f'--split={split}')
+    **{f'Model-Parallel, {split}': partial(one_process, 'Model-Parallel', 3000, f'--split={split}')
        for split in ('none', 'layers', 'columns')},
 }
 
-# What is to be reached, and whether from above ('<=') or from below.
+# What is to be reached: bounds, which BOUND reads. What a bound names is in REFERENCES.
 TARGETS = {
     'AGN, window 10, 1 worker, ' + RATE: '>= 0.8 of the bare limit',
     'AGN, window 10, 2 workers, ' + RATE: '>= 1.2 of the bare limit',
@@ -383,8 +345,8 @@ TARGETS = {
     'AGN, window 50, 2 workers, ' + RATE: '>= 1.8 of the bare limit',
     'SAGN, window 10, 2 workers, ' + RATE: '>= 0.8 of AGN',
     'Local-SGD, window 10, 2 workers, ' + RATE: '>= 0.8 of AGN',
-    'Synchronous-SGD, ' + STEPS: '>= 400, and HogWild per worker',
-    'Ring-AllReduce, ' + STEPS: '>= 400, and HogWild per worker',
+    'Synchronous-SGD, ' + STEPS: '>= 400, >= HogWild per worker',
+    'Ring-AllReduce, ' + STEPS: '>= 400, >= HogWild per worker',
     'Tunnels, HogWild, ' + TUNNELLED: '>= 0.6',
     **{f'Tunnels, AGN, window {window}, ' + TUNNELLED: '>= 0.9' for window in (10, 50)},
     'Non-Distributed-Setup, ' + RATE: '>= 0.6 of the bare limit',
@@ -392,13 +354,13 @@ TARGETS = {
     'HogWild, seconds to the first step': '<= 5',
     'HogWild, seconds to the exit': '<= 12',
     'HogWild, test accuracy': '>= 0.95',
-    'Multiple-GPUs-Single-Machine, towers, two, in what one does': '>= 1.0',
-    'Multiple-GPUs-Single-Machine, threads, two, in what one does': '>= 1.3',
-    'Distributed-MNIST, input alone, in what all workers consume': '>= 5',
+    'Multiple-GPUs-Single-Machine, towers, two, relative to one': '>= 1.0',
+    'Multiple-GPUs-Single-Machine, threads, two, relative to one': '>= 1.3',
+    'Distributed-MNIST, input alone, relative to what all workers consume': '>= 5',
     'Parameter-Placement, uneven, greedy, ' + HOTTEST: '<= 0.6 of that with round_robin',
-    'HogWild, clicks, 1000000 rows, ' + RATE: '>= 280, and 0.9 of those with 10000',
+    'HogWild, clicks, 1000000 rows, ' + RATE: '>= 280, >= 0.9 of those with 10000',
     'AGN, clicks, 1000000 rows, ' + RATE: '>= 900',
-    **{f'{folder}, clicks, 1000000 rows, bytes for the tables, in those of the rows': '<= 3'
+    **{f'{folder}, clicks, 1000000 rows, ' + FOR_TABLES: '<= 3'
        for folder in ('HogWild', 'Synchronous-SGD', 'AGN')},
     'HogWild, clicks, 10000000 rows of 16 over 2 ps, peak memory of a worker, MB':
         '<= 1.1 of that with 10000',
@@ -406,17 +368,59 @@ TARGETS = {
        for folder in ('HogWild', 'Synchronous-SGD', 'Ring-AllReduce')
        for figure, target in ((IN_ONE, '>= 1.8'), ('images/s', '> one process with 2 threads'))},
 }
+# A bound: a sign and a number, or how much of another figure. REFERENCES has the figures named.
+BOUND = re.compile(r'(>=|<=|>) ?([\d.]*)(?: of )?(.*)')
+SIGNS = {'>=': operator.ge, '<=': operator.le, '>': operator.gt}
+REFERENCES = {
+    'the bare limit': BARE,
+    'AGN': 'AGN, window 10, 2 workers, ' + RATE,
+    'HogWild per worker': 'HogWild, 2 workers, steps/s per worker',
+    'that with round_robin': 'Parameter-Placement, uneven, round_robin, ' + HOTTEST,
+    'those with 10000': 'HogWild, clicks, 10000 rows, ' + RATE,
+    'that with 10000': 'HogWild, clicks, 10000 rows of 16 over 2 ps, peak memory of a worker, MB',
+    'one process with 2 threads': 'ResNet, one process, 2 threads, images/s',
+}
+
+
+def bounds(figure):
+    """Returns the bounds of a figure, a list of a sign, a number, and another figure or None."""
+    found = [BOUND.fullmatch(bound).groups() for bound in TARGETS.get(figure, '').split(', ')
+             if bound]
+    return [(sign, float(number or 1), REFERENCES[words] if words else None)
+            for sign, number, words in found]
+
+
+def missed(figure, figures):
+    """Returns whether the median of a figure, as the table has it, is out of one of its bounds."""
+    def median(other):
+        ratios = [value / (figures[other][i] if other else 1)
+                  for i, value in enumerate(figures[figure])]
+        return float(f'{statistics.median(ratios):.3g}')
+
+    return any(not SIGNS[sign](median(other), number) for sign, number, other in bounds(figure))
+
+
+def case_of(figure):
+    """Returns the name of the case that measures a figure; None if there is none."""
+    return max((name for name in CASES if figure.startswith(f'{name}, ')), key=len, default=None)
+
+
+def with_references(cases):
+    """Returns cases, a dict, and those that the targets of their figures name."""
+    named = {case_of(other) for figure in TARGETS if case_of(figure) in cases
+             for _, _, other in bounds(figure) if other}
+    return {name: case for name, case in CASES.items() if name in cases or name in named}
 
 
 def measure(cases, repeats):
-    """Runs all cases in turn, `repeats` times.
+    """Runs all cases in turn, and those that their targets name, `repeats` times.
 
     Returns:
       Dict of lists of floats: a figure's values, one for each repeat.
     """
     figures = collections.defaultdict(list)
     for repeat in range(repeats):
-        for name, case in cases.items():
+        for name, case in with_references(cases).items():
             print(f'{repeat + 1} of {repeats}: {name}', file=sys.stderr, flush=True)
             for figure, value in case().items():
                 figures[f'{name}, {figure}'].append(value)
@@ -426,17 +430,20 @@ def measure(cases, repeats):
 COLUMNS = ['', 'median', 'lowest to highest', 'of the bare limit', 'target']
 
 
-def rows(figures):
-    """Returns the rows of the table, dicts of cells by COLUMNS, from what `measure` returns."""
+def rows(figures, cases):
+    """Returns the rows of cases, dicts of cells by COLUMNS, from what `measure` returns."""
     found = []
     for name, values in figures.items():
-        ratio = ''
+        if case_of(name) not in cases:
+            continue
+        ratio, target = '', TARGETS.get(name, '')
         if 'steps/s' in name and BARE in figures:
             ratio = f'{statistics.median(v / b for v, b in zip(values, figures[BARE])):.2f}'
         low, median, high = (f'{v:.3g}' if v < 100 else f'{v:.0f}'
                              for v in (min(values), statistics.median(values), max(values)))
         found.append(dict(zip(COLUMNS, [name, median, f'{low} to {high}', ratio,
-                                        TARGETS.get(name, '')])))
+                                        f'missed: {target}' if missed(name, figures)
+                                        else target])))
     return found
 
 
@@ -457,12 +464,10 @@ def main():
     options = parse()
     began, load = time.monotonic(), os.getloadavg()[0]
     figures = measure(options.cases, options.repeats)
-    print(f'{time.strftime("%Y-%m-%d")}, {os.cpu_count()} cores, '
-          f'Python {sys.version.split()[0]}; repeats: {options.repeats}, in '
+    print(f'{time.strftime("%Y-%m-%d")}, {machine()}; repeats: {options.repeats}, in '
           f'{time.monotonic() - began:.0f} s; load when it began {load:.1f}.\n')
-    print(readmes.line(COLUMNS) + '\n|---|---:|---:|---:|---|')
-    for row in rows(figures):
-        print(readmes.line(row.values()))
+    lines = [list(row.values()) for row in rows(figures, options.cases)]
+    readmes.show(readmes.table([COLUMNS, *lines], 'lrrrl'))
 
 
 if __name__ == '__main__':

@@ -15,10 +15,8 @@ the same command. First come one seed and all that the pictures need; then as ma
 import argparse
 import collections
 import contextlib
-import csv
 import os
 import pathlib
-import platform
 import re
 import shutil
 import signal
@@ -26,20 +24,18 @@ import sys
 import tempfile
 import time
 
+import tqdm
+from measuring import hosts, readmes, results, runs
+from measuring.folders import BARE, Example, examples, gallery, MODEL_FLAGS, names
 import bench
-from examples import BARE, Example, examples, gallery, MODEL_FLAGS
-import hosts
 import plots
 import report
-import runs
-import tqdm
 
 HERE = pathlib.Path(__file__).resolve().parent
 DELAY = 0.005  # seconds that the straggler, worker 1, wastes in each local step
 WINDOWS = 1, 5, 10, 20, 50
 WORKERS = 1, 2, 4, 8
 MOST_SEEDS = 5
-TRACED = runs.WARM_UP  # the first runs of a train op, which do not count for the rate
 ENOUGH = 0.95  # of the test images, to take the time
 MODEL_RATE = 200  # about how many local steps per second a model of the gallery makes
 
@@ -62,11 +58,6 @@ COLUMNS = [*Job._fields, 'steps', 'test_accuracy', 'steps_per_s', 'seconds_to_95
            'date', 'machine', 'tensorflow']
 
 
-def machine():
-    """Returns in words what a run is made on."""
-    return f'{os.cpu_count()} cores, Python {platform.python_version()}'
-
-
 class Plan:
     """What to run: makes lists of jobs for a list of `Example`."""
 
@@ -76,24 +67,16 @@ class Plan:
         self._free = [example for example in found if example.free_workers]
         self._steps = steps
 
-    def _bare(self, experiment, seed):
-        return Job(experiment, BARE, '', 0, 1, 0, '', seed, self._steps)
+    def _job(self, experiment, example, seed=1, **others):
+        """Returns the `Job` for an `Example`, with its own workers and window unless given."""
+        workers = 2 if example.free_workers else example.settings.workers
+        return Job(experiment, example.name, '', workers, example.window, 0, '', seed,
+                   round(PARTS[experiment] * self._steps))._replace(**others)
 
-    def _job(self, experiment, example, seed=1, workers=None, window=None, straggler=0):
-        """Returns the `Job` for an `Example`; workers and window are its own unless given."""
-        if workers is None:
-            workers = 2 if example.free_workers else example.settings.workers
-        return Job(experiment, example.name, '', workers, window or example.window, straggler, '',
-                   seed, round(PARTS[experiment] * self._steps))
-
-    def quick(self):
-        """Returns the jobs of --quick."""
-        return [self._bare('quick', 1), *(self._job('quick', each) for each in self._found)]
-
-    def for_the_table(self, seed):
-        """Returns the jobs of one seed."""
-        return [self._bare('table', seed),
-                *(self._job('table', example, seed) for example in self._found)]
+    def for_the_table(self, seed, experiment='table'):
+        """Returns the jobs of one seed, or of --quick: the bare limit, and each example."""
+        return [Job(experiment, BARE, '', 0, 1, 0, '', seed, self._steps),
+                *(self._job(experiment, example, seed) for example in self._found)]
 
     def for_the_pictures(self):
         """Returns the jobs that need no second seed."""
@@ -130,29 +113,10 @@ def cost(each, rows):
     return 3 + each.workers + each.local_steps / rate + delays
 
 
-def write(path, rows):
-    """Writes results.csv in one piece, so that whoever is stopped leaves a whole one."""
-    part = path.with_suffix('.part')
-    with part.open('w', newline='', encoding='utf-8') as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator='\n')
-        writer.writeheader()
-        writer.writerows(rows)
-    os.replace(str(part), str(path))
-
-
-def key(row):
-    """Returns the `Job` that a row is the result of, all strings."""
-    return tuple(row[field] for field in Job._fields)
-
-
 def run(each, results_dir):
-    """Makes the run of a `Job`.
-
-    Returns:
-      Dict of what was measured, and what was printed as an error as 'failed'.
-    """
+    """Makes the run of a `Job`; returns its row, a dict: 'failed' is what it said of an error."""
     began = time.time()
-    row = dict(each._asdict(), date=time.strftime('%Y-%m-%d'), machine=machine())
+    row = dict(each._asdict(), date=time.strftime('%Y-%m-%d'), machine=results.machine())
     try:
         if each.folder == BARE:
             rate, = bench.bare_limit(each.local_steps).values()
@@ -171,17 +135,16 @@ def _run_folder(each, example, results_dir):
     flags = example.arguments(each.workers, each.window, each.local_steps)
     traced = each.experiment in ('trace', 'quick')
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
-        flags += [f'--notes_dir={directory}', f'--seed={each.seed}']
+        flags += [f'--notes_dir={directory}', f'--seed={each.seed}',
+                  f'--log_every_n_steps={each.local_steps // 20 if traced else 10**9}']
         logdir = os.path.join(directory, 'model')
         if traced:
             logdir = str(results_dir / 'tensorboard' / example.name)
             shutil.rmtree(logdir, ignore_errors=True)  # or this run would resume the last one
-            flags += [f'--log_every_n_steps={each.local_steps // 20}', f'--traced_runs={TRACED}']
-        else:
-            flags += [f'--log_every_n_steps={10**9}']  # only the last line
         if each.model:
-            flags += [f'--model={each.model}', *MODEL_FLAGS.get(each.model, []),
-                      f'--traced_runs={TRACED}']
+            flags += [f'--model={each.model}', *MODEL_FLAGS.get(each.model, [])]
+        if traced or each.model:
+            flags += [f'--traced_runs={runs.WARM_UP}']  # these do not count for the rate
         if traced or 'is_sync' in example.flags:  # this one would take a directory of its own
             flags += [f'--model_dir={logdir}']
         if each.straggler:
@@ -210,20 +173,13 @@ def from_lines(done):
 
 
 def from_notes(notes, steps, updates, asked, **rest):
-    """Adds to a run's figures what its processes noted.
+    """Returns a run's figures, a dict: `steps` and the `rest`, and what its processes noted.
 
-    Args:
-      notes: list of dicts, what the processes wrote by tfdist/notes.py.
-      steps: int, local steps of the run.
-      updates: int, its updates.
-      asked: int, how many local steps it was told to make.
-      **rest: other figures.
-
-    Returns:
-      Dict of all of that.
+    The run made `steps` local steps in so many `updates`; its notes are as `runs.notes_in` returns
+    them.
 
     Raises:
-      SystemExit: if the run was much longer or shorter than it was told.
+      SystemExit: if it made many more or fewer local steps than were `asked` of it.
     """
     if not 0.75 * asked < steps < 1.5 * asked:
         sys.exit(f'it did {steps} local steps and not {asked}: Example.steps_of_update is wrong')
@@ -252,24 +208,21 @@ class Comparison:
     """
 
     def __init__(self, results_dir):
-        """Reads what is there.
-
-        Raises:
-          SystemExit: if that is of another machine.
-        """
+        """Reads what is there; raises SystemExit if that is of another machine."""
         self._dir = results_dir
         self._path = results_dir / 'results.csv'
         # What failed is tried again, unless it would only fail in the same way.
-        self.rows = [row for row in report.read(self._path)
+        self.rows = [row for row in results.read(self._path)
                      if not row['failed'] or 'diverged' in row['failed']]
-        others = {row['machine'] for row in self.rows} - {machine()}
+        others = {row['machine'] for row in self.rows} - {results.machine()}
         if others:
-            sys.exit(f'{self._path} is of {", ".join(sorted(others))}; this is {machine()}. '
-                     '--fresh begins a new one, --results_dir puts it elsewhere.')
+            sys.exit(f'{self._path} is of {", ".join(sorted(others))}; this is '
+                     f'{results.machine()}. --fresh begins a new one, --results_dir puts it '
+                     'elsewhere.')
 
     def left(self, jobs):
         """Returns those of the jobs that are still to be done."""
-        done = set(map(key, self.rows))
+        done = {tuple(row[field] for field in Job._fields) for row in self.rows}
         return [each for each in jobs if tuple(map(str, each)) not in done]
 
     def estimate(self, jobs):
@@ -279,9 +232,7 @@ class Comparison:
     def affordable(self, rounds, seconds):
         """Returns of a list of lists of jobs those for which there is time, and always the first.
 
-        Args:
-          rounds: list of lists of jobs.
-          seconds: float, for all runs, with those that were made before.
+        The `seconds` are for all runs, with those that were made before.
         """
         chosen, total = [], sum(float(row['seconds']) for row in self.rows)
         for jobs in rounds:
@@ -294,15 +245,14 @@ class Comparison:
     def do(self, jobs, bar):
         """Makes the runs that are left; `bar` counts seconds as they were estimated."""
         for each in self.left(jobs):
-            bar.set_description(' '.join(filter(None, [f'{each.experiment}:', each.model,
-                                                       each.folder])))
+            bar.set_description(' '.join(f'{each.experiment}: {each.model} {each.folder}'.split()))
             seconds = cost(each, self.rows)
             row = run(each, self._dir)
             if row.get('failed'):
                 bar.write(f'{each.folder}, {each.experiment} {each.model}: {row["failed"]}',
                           file=sys.stderr)
             self.rows.append({name: str(row.get(name, '')) for name in COLUMNS})
-            write(self._path, self.rows)
+            results.write(self._path, COLUMNS, self.rows)
             bar.update(seconds)
 
     def do_all(self, found, options):
@@ -311,7 +261,7 @@ class Comparison:
         if options.models:
             rounds = [plan.with_models(options.models.split(','))]
         elif options.quick:
-            rounds = [plan.quick()]
+            rounds = [plan.for_the_table(1, 'quick')]
         else:
             reason = hosts.missing()
             if reason:
@@ -355,10 +305,9 @@ def parse(argv):
         options.steps = QUICK_STEPS if options.quick else STEPS
     if options.steps < 500:
         parser.error('with less than 500 local steps there is nothing to see')
-    names = [example.name for example in examples()]
-    unknown = set((options.only or names[0]).split(',')) - set(names)
+    unknown = set((options.only or names()[0]).split(',')) - set(names())
     if unknown:
-        parser.error(f'{", ".join(sorted(unknown))}: the folders are {", ".join(names)}')
+        parser.error(f'{", ".join(sorted(unknown))}: the folders are {", ".join(names())}')
     if options.models and not set(options.models.split(',')) <= set(gallery()):
         parser.error(f'--models={options.models}: the gallery has {", ".join(gallery())}')
     if options.results_dir is None:
@@ -372,10 +321,11 @@ def main(argv=None):
     """Compares."""
     options = parse(argv)
     options.results_dir.mkdir(parents=True, exist_ok=True)
-    if options.fresh and (options.results_dir / 'results.csv').exists():
-        (options.results_dir / 'results.csv').unlink()
+    path = options.results_dir / 'results.csv'
+    if options.fresh and path.exists():
+        path.unlink()
     if options.draw:
-        rows = report.read(options.results_dir / 'results.csv')
+        rows = results.read(path)
         if not rows:
             sys.exit(f'{options.results_dir} has no results to draw.')
     else:
@@ -387,13 +337,12 @@ def main(argv=None):
         except KeyboardInterrupt:
             sys.exit('Stopped. The same command goes on from there.')
         rows = comparison.rows
-        print(f'{len(rows)} runs, {len(rows) - before} of them new, are in '
-              f'{options.results_dir / "results.csv"}'
+        print(f'{len(rows)} runs, {len(rows) - before} of them new, are in {path}'
               + ('' if len(rows) > before else '; --fresh makes them anew'))
     pictures = plots.draw(rows, options.results_dir)
-    text = report.tables(rows)
+    text = report.tables(rows, options.results_dir)
     (options.results_dir / 'table.md').write_text(text, encoding='utf-8')
-    print(text)
+    readmes.show(text)
     if options.publish:
         report.publish(rows, pictures)
 

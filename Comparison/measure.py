@@ -22,10 +22,11 @@ import subprocess
 import sys
 import time
 
+from measuring import readmes
+from measuring.folders import Example
+from measuring.results import machine
+from measuring.runs import ROOT, Run
 import bench
-from examples import Example
-import readmes
-from runs import ROOT, Run
 
 SEEDS = 5
 HEADER = ['folder', 'workers', 'flags', 'local steps', 'test accuracy', 'local steps/s',
@@ -73,17 +74,16 @@ def command_of(options):
 
 def row(options, runs):
     """Returns the cells of a row for the figures of runs, a list of dicts: one for each seed."""
-    def column(name):
-        return [run[name] for run in runs]
-
-    accuracy = column('test accuracy')
-    spread = f' ± {statistics.stdev(accuracy):.3f}' if len(runs) > 1 else ''
-    stale = 'staleness' in runs[0]
-    return [*command_of(options), f'{statistics.median(column("local steps")):.0f}',
-            f'{statistics.mean(accuracy):.3f}{spread}',
-            f'{statistics.median(column("local steps/s")):.0f}',
-            f'{statistics.mean(column("staleness")):.1f} ({max(column("most"))})' if stale else '',
-            f'{statistics.median(column("seconds")):.1f}']
+    accuracies = [run['test accuracy'] for run in runs]
+    spread = f' ± {statistics.stdev(accuracies):.3f}' if len(runs) > 1 else ''
+    steps, rate, seconds = (statistics.median(run[name] for run in runs)
+                            for name in ('local steps', 'local steps/s', 'seconds'))
+    stale = ''
+    if 'staleness' in runs[0]:
+        stale = (f'{statistics.mean(run["staleness"] for run in runs):.1f} '
+                 f'({max(run["most"] for run in runs)})')
+    return [*command_of(options), f'{steps:.0f}', f'{statistics.mean(accuracies):.3f}{spread}',
+            f'{rate:.0f}', stale, f'{seconds:.1f}']
 
 
 def measured(options):
@@ -100,11 +100,8 @@ def job(words, table, seeds):
 
     Args:
       words: tuple of strings, the command: a program, and what follows.
-      table: `readmes.Table`, that its rows are for.
+      table: `readmes.Table`, that its rows are for; if it has not such rows, that is a ValueError.
       seeds: int, how many, or how many repeats; None: as the command says.
-
-    Raises:
-      ValueError: if the table is not one of such rows.
     """
     if words[0].endswith('bench.py'):
         table.row({'': ''})
@@ -112,7 +109,7 @@ def job(words, table, seeds):
         repeats = seeds or options.repeats
         runs = repeats * len(options.cases)
         return Job(runs, runs * CASE_SECONDS,
-                   lambda: bench.rows(bench.measure(options.cases, repeats)))
+                   lambda: bench.rows(bench.measure(options.cases, repeats), options.cases))
     options = parse(list(words[1:]))
     options.seeds = seeds or options.seeds
     old = table.row(dict(zip(HEADER, command_of(options)))) or {}
@@ -121,15 +118,8 @@ def job(words, table, seeds):
                lambda: [dict(zip(HEADER, measured(options)))])
 
 
-def _page(folder):
-    return ROOT / folder if folder.endswith('.md') else ROOT / folder / 'README.md'
-
-
 def pages(names):
-    """Returns paths below ROOT, a list of strings: of all READMEs, or of those that are named.
-
-    Args:
-      names: list of strings, files and folders.
+    """Returns paths below ROOT, a list of strings: of all READMEs, or of named files and folders.
 
     Raises:
       SystemExit: if there is nothing of such a name.
@@ -159,7 +149,7 @@ def jobs_of(page, seeds):
 
 def versions():
     """Returns the versions of TensorFlow and of Python, strings."""
-    said = subprocess.run([sys.executable, '-c', 'from tfdist.quiet import tf; '
+    said = subprocess.run([sys.executable, '-c', 'from tfdist.start.quiet import tf; '
                            'print(tf.__version__)'], cwd=str(ROOT), stdout=subprocess.PIPE,
                           universal_newlines=True, check=True).stdout
     return said.strip(), '{}.{}'.format(*sys.version_info)
@@ -168,9 +158,7 @@ def versions():
 def renew(names, seeds):
     """Measures the tables of READMEs again, and writes each README when all its rows are there.
 
-    Args:
-      names: list of strings, folders and files; empty for all.
-      seeds: int, for all commands; None: as they say.
+    The `names` are as for `pages`, and `seeds` for all commands; None: as they say.
 
     Raises:
       SystemExit: if it is stopped; that says how to go on.
@@ -197,10 +185,7 @@ def renew(names, seeds):
 def _write(path, rows, where):
     """Puts new rows into a README, in one piece; says which of its rows are the old ones.
 
-    Args:
-      path: `pathlib.Path`.
-      rows: dict of lists of rows, or None, by the commands that made them.
-      where: versions of TensorFlow and Python.
+    The `rows` are lists, or None, by the commands that made them; `where` is what `versions` says.
     """
     # It is read again: somebody may have edited it meanwhile.
     text, remarks = readmes.renewed(path.read_text(encoding='utf-8'), rows.get)
@@ -229,10 +214,9 @@ def main():
         return
     load = os.getloadavg()[0]
     cells = measured(options)
-    print(f'{time.strftime("%Y-%m-%d")}, {os.cpu_count()} cores, Python {sys.version.split()[0]}; '
-          f'seeds: {options.seeds}; load when it began: {load:.1f}\n', file=sys.stderr)
-    for line in HEADER, ['---'] * len(HEADER), cells:
-        print(readmes.line(line))
+    print(f'{time.strftime("%Y-%m-%d")}, {machine()}; seeds: {options.seeds}; load when it began: '
+          f'{load:.1f}\n', file=sys.stderr)
+    readmes.show(readmes.table([HEADER, cells], 'lllr'))
 
 
 if __name__ == '__main__':

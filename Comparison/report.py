@@ -1,43 +1,41 @@
-"""The results in words: what each scheme came to, the table, and the guide that follows from it."""
+"""The results in tables and in words: what each scheme came to, and the guide that follows.
+
+Everywhere `rows` are those of results.csv, a list of dicts, and `study` those of the study of
+Simulation.
+"""
 
 import collections
-import csv
+import os
+import re
 import statistics
 
-from examples import BARE, bytes_per_step, examples, GROUPS, ROOT
-import readmes
+from measuring import readmes, results
+from measuring.folders import BARE, bytes_per_step, examples, GROUPS, ROOT
+from measuring.results import median, numbers
 
 TABLE = 'table', 'quick'  # the experiments with the runs of the table
 REFERENCE = 'Non-Distributed-Setup'  # one process
 NEAR = 0.02  # of a metric: about as good as one process
 TIMED = 'resnet', 'clicks'  # the models of which the rates are told
-
-
-def read(path):
-    """Returns the rows of a results.csv, dicts of strings; none if it is not there."""
-    if not path.exists():
-        return []
-    with path.open(newline='', encoding='utf-8') as file:
-        return list(csv.DictReader(file))
-
-
-def numbers(rows, column):
-    """Returns a column's values as floats, of the rows that have one."""
-    return [float(row[column]) for row in rows if row[column] != '']
-
-
-def median(values):
-    """Returns the median, or None of nothing."""
-    return statistics.median(values) if values else None
+# Of the guide: what is as good as the best. An accuracy, within three images of the test; others,
+# within what a machine is now and then slower or faster.
+EQUAL, LATE = 0.01, 1.25
+FORMS = {'accuracy': '{:.3f} of the test images', 'seconds_to_95': '{:.2f} s to 95 %',
+         'target_seconds': '{:.3g} s to 95 %', 'sent': '{:,.0f} B in a local step',
+         'straggling': '{:.0f} local steps/s with a straggler', 'rate': '{:.0f} local steps/s'}
+LEAST = 'seconds_to_95', 'target_seconds', 'sent'  # the figures of which the least is the best
+STUDY = ROOT / 'Simulation' / 'results' / 'study.csv'
+MANY, ENOUGH = 64, 0.95  # workers of the study in the guide; the accuracy of which a time is told
+STRAGGLERS = ','.join(['2ms'] * 9 + ['10ms'])  # of the study: the times of local steps
+SHOWN_ABOVE = 'overview', 'models'  # pictures that have their place in Comparison/README.md
 
 
 def histogram(rows):
     """Returns a `collections.Counter`: how many updates of the rows' runs had which staleness."""
     counts = collections.Counter()
     for row in rows:
-        for pair in row['staleness'].split():
-            value, count = map(int, pair.split(':'))
-            counts[value] += count
+        pairs = (map(int, pair.split(':')) for pair in row['staleness'].split())
+        counts.update(dict(pairs))
     return counts
 
 
@@ -54,13 +52,14 @@ class Summary:
       example: `Example`, or None for the bare limit.
       name: string.
       rows: list of dicts, the runs of the table: one for each seed.
-      accuracies: list of floats, one for each seed.
+      accuracy, spread: mean and standard deviation over the seeds; None without one, or two.
       rate: float, median of the local steps/s of all workers, or None.
       straggling: the same with a straggler.
       seconds_to_95: median, if at least half of the runs came there, else None.
-      sent: bytes per local step as traced, or None.
-      theory: bytes per local step as computed, or None.
-      mean_staleness, most_stale: of all updates; None for schemes that do not count it.
+      sent, theory: bytes per local step, as traced and as computed, or None.
+      staleness: `collections.Counter`, how many updates had which; empty if the scheme does not
+        count it.
+      mean_staleness, most_stale: of all updates; None if the scheme does not count it.
       start, stop: median seconds from the start of run.sh to the first step, and from the test to
         the end of run.sh; None for the bare limit.
       failures: list of strings, why runs failed.
@@ -71,37 +70,27 @@ class Summary:
         own = [row for row in rows if row['folder'] == name]
         self.name, self.example = name, example
         self.rows = [row for row in own if row['experiment'] in TABLE]
-        self.accuracies = numbers(self.rows, 'test_accuracy')
-        self.rate = median(numbers(self.rows, 'steps_per_s'))
-        self.straggling = median(numbers([row for row in own if row['experiment'] == 'straggler'],
-                                         'steps_per_s'))
+        accuracies = numbers(self.rows, 'test_accuracy')
+        self.accuracy = statistics.mean(accuracies) if accuracies else None
+        self.spread = statistics.stdev(accuracies) if len(accuracies) > 1 else None
+        self.rate = median(self.rows, 'steps_per_s')
+        self.straggling = median([row for row in own if row['experiment'] == 'straggler'],
+                                 'steps_per_s')
         # Who did not come there took longer than all who did.
         times = [float(row['seconds_to_95'] or 'inf') for row in self.rows if row['curve']]
-        self.seconds_to_95 = median(times) if times and median(times) < float('inf') else None
-        self.sent = median(numbers([row for row in own if row['experiment'] in ('trace', 'quick')],
-                                   'bytes_per_step'))
+        middle = statistics.median(times) if times else float('inf')
+        self.seconds_to_95 = middle if middle < float('inf') else None
+        self.sent = median([row for row in own if row['experiment'] in ('trace', 'quick')],
+                           'bytes_per_step')
         self.theory = example and bytes_per_step(
             example.kind, int(self.rows[0]['workers']), example.window)
-        stale = histogram(self.rows)
-        self.mean_staleness = self.most_stale = None
-        if stale:
-            self.mean_staleness = sum(s * n for s, n in stale.items()) / sum(stale.values())
-            self.most_stale = max(stale)
-        self.accepted, self.dropped = (median(numbers(self.rows, column))
-                                       for column in ('accepted', 'dropped'))
-        self.start, self.stop = (median(numbers(self.rows, column))
-                                 for column in ('start_s', 'stop_s'))
+        self.staleness = histogram(self.rows)
+        updates = sum(self.staleness.values())
+        self.mean_staleness = sum(self.staleness.elements()) / updates if updates else None
+        self.most_stale = max(self.staleness, default=None)
+        self.accepted, self.dropped, self.start, self.stop = (
+            median(self.rows, column) for column in ('accepted', 'dropped', 'start_s', 'stop_s'))
         self.failures = [row['failed'] for row in own if row['failed']]
-
-    @property
-    def accuracy(self):
-        """Mean of the accuracies, or None."""
-        return statistics.mean(self.accuracies) if self.accuracies else None
-
-    @property
-    def spread(self):
-        """Standard deviation of the accuracies over the seeds, or None with less than two."""
-        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
 
 
 def _in_order():
@@ -117,23 +106,27 @@ def summaries(rows):
             if name in there]
 
 
+COLUMNS = ['', 'workers', 'window', 'test accuracy', 's to 95 %', 'local steps/s',
+           'with a straggler', 'staleness (max)', 'B per local step', 'in theory',
+           'accepted, dropped', 'start, s', 'stop, s', 'differs in']
+
+
 def cell(value, form):
     """Returns a value as a cell of the table, which is empty without one."""
     return '' if value is None else form.format(value)
 
 
-COLUMNS = ['', 'workers', 'window', 'test accuracy', 's to 95 %', 'local steps/s',
-           'with a straggler', 'staleness (max)', 'B per local step', 'in theory',
-           'accepted, dropped', 'start, s', 'stop, s']
+def link(folder, place):
+    """Returns a link to a folder from a file in `place`, a path, in Markdown."""
+    return f'[{folder}]({os.path.relpath(str(ROOT / folder), str(place))}/)'
 
 
-def table_row(summary):
-    """Returns the cells of the table for a `Summary`."""
+def table_row(summary, place):
+    """Returns the cells of the table for a `Summary`, with a link from `place`."""
     example = summary.example
-    name, workers, window = summary.name, '', ''
+    name, workers, window, note = summary.name, '', '', ''
     if example:
-        note = f' ({example.settings.note})' if example.settings.note else ''
-        name = f'[{name}](../{name}/){note}'
+        name, note = link(name, place), example.settings.note
         workers = summary.rows[0]['workers'] if example.kind != 'alone' else ''
         window = summary.rows[0]['window'] if example.window > 1 else ''
     accuracy = cell(summary.accuracy, '{:.3f}') + cell(summary.spread, ' ± {:.3f}')
@@ -144,14 +137,11 @@ def table_row(summary):
             cell(summary.rate, '{:.0f}'), cell(summary.straggling, '{:.0f}'),
             cell(summary.mean_staleness, '{:.2f}') + cell(summary.most_stale, ' ({})'),
             cell(summary.sent, '{:,.0f}'), cell(summary.theory, '{:,.0f}'), gradients,
-            cell(summary.start, '{:.1f}'), cell(summary.stop, '{:.1f}')]
+            cell(summary.start, '{:.1f}'), cell(summary.stop, '{:.1f}'), note]
 
 
 def with_models(rows):
-    """Returns a dict by folder of dicts by model: the row of each run with the gallery.
-
-    The folders come in the order of their groups.
-    """
+    """Returns a dict by folder, by groups, of dicts by model: the rows of runs with the gallery."""
     found = {example.name: {row['model']: row for row in rows
                             if row['experiment'] == 'model' and row['folder'] == example.name}
              for example in _in_order()}
@@ -159,7 +149,7 @@ def with_models(rows):
 
 
 def _metric(row, reference):
-    """Returns a cell of `models_table`; `reference` is the row of one process, or None."""
+    """Returns a cell of `models_tables`; `reference` is the row of one process, or None."""
     if row is None or not row['test_accuracy']:
         return 'failed' if row else ''
     value = float(row['test_accuracy'])
@@ -167,42 +157,36 @@ def _metric(row, reference):
     return f'**{value:.3f}**' if worse else f'{value:.3f}'
 
 
-def models_table(rows):
-    """Returns two tables in Markdown: what models of the gallery come to, and how fast."""
+def models_tables(rows, place):
+    """Returns two tables in Markdown: what models of the gallery come to, and how fast.
+
+    There are less where there are no such runs. The links are those of a file in `place`.
+    """
     found = with_models(rows)
     one = found.get(REFERENCE, {})
     names = sorted({model for of_folder in found.values() for model in of_folder})
-    reached = [['', *names], ['---'] + ['---:'] * len(names)]
     timed = [name for name in TIMED if name in names]
+    reached = [['', *names]]
     rates = [['', *(f'{name}, {column}' for name in timed for column in
-                    ('local steps/s', 'in those of one process', 'kB per local step'))]]
-    rates.append(['---'] + ['---:'] * (len(rates[0]) - 1))
+                    ('local steps/s', 'relative to one process', 'kB per local step'))]]
     for folder, of_folder in found.items():
-        link = f'[{folder}](../{folder}/)'
-        reached.append([link, *(_metric(of_folder.get(name), one.get(name)) for name in names)])
-        cells = [link]
+        reached.append([link(folder, place),
+                        *(_metric(of_folder.get(name), one.get(name)) for name in names)])
+        rates.append([link(folder, place)])
         for name in timed:
             rate, sent = (numbers([of_folder[name]] if name in of_folder else [], column)
                           for column in ('steps_per_s', 'bytes_per_step'))
-            ratio = relative_rate(rows, folder, name)
-            cells += [f'{rate[0]:.{int(rate[0] < 100)}f}' if rate else '', cell(ratio, '{:.2f}'),
-                      f'{sent[0] / 1000:,.0f}' if sent else '']
-        rates.append(cells)
-    return '\n\n'.join(['\n'.join(f'| {" | ".join(cells)} |' for cells in lines)
-                        for lines in (reached, rates) if len(lines[0]) > 1])
+            rates[-1] += [f'{rate[0]:.{int(rate[0] < 100)}f}' if rate else '',
+                          cell(relative_rate(rows, folder, name), '{:.2f}'),
+                          f'{sent[0] / 1000:,.0f}' if sent else '']
+    return [readmes.table(lines) for lines in (reached, rates) if len(lines[0]) > 1]
 
 
 def relative_rate(rows, folder, model):
-    """Returns a folder's local steps/s with a model in those of one process, or None.
-
-    Args:
-      rows: list of dicts.
-      folder: string.
-      model: string, of the gallery; '' for the digits.
-    """
-    own, one = (median(numbers([row for row in rows if row['folder'] == name and
-                                row['experiment'] in (TABLE if not model else ('model',))
-                                and row['model'] == model], 'steps_per_s'))
+    """Returns a folder's local steps/s relative to one process, or None; model '' is the digits."""
+    rows = [row for row in rows if row['model'] == model
+            and row['experiment'] in (['model'] if model else TABLE)]
+    own, one = (median([row for row in rows if row['folder'] == name], 'steps_per_s')
                 for name in (folder, REFERENCE))
     return own / one if own and one else None
 
@@ -220,86 +204,130 @@ def conditions(rows):
             f'{minutes:.0f} minutes.')
 
 
-def table(rows):
-    """Returns the table in Markdown, with the conditions below."""
-    lines = [COLUMNS, ['---'] * 2 + ['---:'] * (len(COLUMNS) - 2)]
-    lines += [table_row(summary) for summary in summaries(rows)]
-    text = '\n'.join(f'| {" | ".join(cells)} |' for cells in lines)
+def table(rows, place):
+    """Returns the table in Markdown, for a file in `place`, with the conditions below."""
+    lines = [COLUMNS, *(table_row(summary, place) for summary in summaries(rows))]
+    text = readmes.table(lines, 'll' + 'r' * (len(COLUMNS) - 3) + 'l')
     return f'{text}\n\n{conditions(rows)}\n'
 
 
-def tables(rows):
-    """Returns all tables, for whoever compares."""
-    parts = [models_table(rows), table(rows) if summaries(rows) else conditions(rows) + '\n']
-    return '\n\n'.join(filter(None, parts))
+def tables(rows, place):
+    """Returns all tables in Markdown, for a file in `place`."""
+    return '\n\n'.join([*models_tables(rows, place),
+                        table(rows, place) if summaries(rows) else conditions(rows) + '\n'])
 
 
-def _best(candidates, figure, least=False):
-    """Returns the summary with the most (or least) of an attribute, of those that have it."""
-    there = [summary for summary in candidates if getattr(summary, figure) is not None]
-    if not there:
-        return None
-    return (min if least else max)(there, key=lambda summary: getattr(summary, figure))
+ABOUT = """
+Each scheme was run with 2 workers on one machine of {machine}, with the step size of its folder,
+which is not tuned. [The study](Simulation/#the-study) simulates {many} workers, and tunes the step
+size of each scheme. Schemes that are as good as each other stand together: their accuracies are
+within {equal}, which is three of the test images, and other figures within a quarter.
+"""
+WHY = """
+Where the two differ, windows of local steps are the main reason. With 2 workers an update is
+{stale:.1f} updates late, and a window only saves exchanges; with {many} it is some {stale_many:.0f}
+updates late, and windows cost accuracy: {never} never reach 95 %; with slow workers, neither does
+{never_slow}. A ring has more hops the more workers it has. The simulated slow network joins four
+sites, 50 ms there and back; where workers are slow, one in ten takes five times as long.
+"""
 
 
-def _near(candidates, choice, figure):
-    """Returns in words those that are about as good as a choice.
+def equals(values, figure):
+    """Returns those of the values that are as good as the best one, sorted by name.
 
-    That is, within a tenth of its figure; an accuracy, within 0.005, which is one or two images.
+    Args and result: dicts by names of schemes of values of a `figure` of FORMS, or None for none.
     """
-    best = getattr(choice, figure)
-    far = 0.005 if figure == 'accuracy' else 0.1 * best
-    return ', '.join(each.name for each in candidates
-                     if each is not choice and getattr(each, figure) is not None
-                     and abs(getattr(each, figure) - best) <= far)
+    there = {name: value for name, value in sorted(values.items()) if value is not None}
+    best = (min if figure in LEAST else max)(there.values(), default=None)
+    return {name: value for name, value in there.items() if (
+        value >= best - EQUAL if figure == 'accuracy' else
+        value <= best * LATE if figure in LEAST else value * LATE >= best)}
 
 
-def guide(rows):
-    """Returns the lines of the decision guide, a table in Markdown; all of it follows from rows.
+def _choice(values, figure, name_of=str):
+    """Returns a cell of the guide: which schemes are as good as the best, and how good that is.
 
-    Only schemes on the same network with plain SGD are compared.
+    Args:
+      values: dict of floats by names of schemes, or None.
+      figure: string, of FORMS.
+      name_of: function of a name that returns what to write.
     """
-    found = [each for each in summaries(rows) if each.example and not each.example.settings.note]
-    alone = [each for each in found if each.example.kind == 'alone']
-    schemes = [each for each in found if each.example.free_workers and each.accuracies]
-    if not schemes:
-        return []
-    good = max(each.accuracy for each in schemes) - 0.01
+    best = equals(values, figure)
+    if not best:
+        return ''
+    names = ', '.join(map(name_of, best))
+    if len(best) == len(values) > 3:
+        names = f'the {len(best)}, which do not differ in this'
+    form, _, rest = FORMS[figure].partition(' ')
+    span = dict.fromkeys(map(form.format, (min(best.values()), max(best.values()))))
+    return f'{"any of " * (len(best) > 1)}{names}: {" to ".join(span)} {rest}'
+
+
+def in_the_study(study, figure, cluster='ethernet', step=''):
+    """Returns what each scheme comes to in the study with MANY workers, a dict of floats or None.
+
+    That is with its most accurate step size; and where the time to 95 % is asked for, with the one
+    that takes the least, of those that end above 95 %.
+    """
+    def worth(row):
+        accuracy = float(row['accuracy'])
+        soon = figure == 'target_seconds' and accuracy >= ENOUGH
+        return soon, -float(row['target_seconds']) if soon else accuracy
+
+    rows = collections.defaultdict(list)
+    for row in study:
+        if (row['workers'], row['cluster'], row['step']) == (str(MANY), cluster, step):
+            rows[row['scheme']].append(row)
+    found = {name: max(its, key=worth)[figure] for name, its in rows.items()}
+    return {name: float(value) if value else None for name, value in found.items()}
+
+
+def guide(rows, study):
+    """Returns the decision guide, in Markdown; all of it follows from the results.
+
+    Only schemes on the same network with plain SGD are compared, but for the accuracy.
+    """
+    every = [each for each in summaries(rows) if each.example and each.accuracy is not None]
+    spread = [each for each in every if each.example.kind != 'alone']
+    schemes = [each for each in spread if each.example.free_workers
+               and not each.example.settings.note]
+    good = max(each.accuracy for each in schemes) - EQUAL
     accurate = [each for each in schemes if each.accuracy >= good]
     exact = [each for each in schemes if each.example.synchronous and each.example.window == 1]
-    lines = ['| if | then | because | about as good |', '|---|---|---|---|']
-
-    def say(situation, candidates, figure, reason, form, least=False):
-        choice = _best(candidates, figure, least)
-        if choice:
-            reason = reason.format(form.format(getattr(choice, figure)))
-            lines.append(f'| {situation} | [{choice.name}]({choice.name}/) | {reason} | '
-                         f'{_near(candidates, choice, figure)} |')
-
-    say('the model trains on one machine, and that is fast enough', alone, 'seconds_to_95',
-        '{} s to 95 %, without any network', '{:.2f}', least=True)
-    say('you want 95 % as soon as you can', schemes, 'seconds_to_95', '{} s, the least', '{:.2f}',
-        least=True)
-    say('you want the most accurate after so many local steps', schemes, 'accuracy',
-        '{} of the test images, the most', '{:.3f}')
-    say('the network is slow, and you want nearly that accuracy', accurate, 'sent',
-        '{} B per local step, the least of those within 0.01 of the best accuracy', '{:,.0f}',
-        least=True)
-    say('some workers are slow', accurate, 'straggling',
-        '{} local steps/s with a straggler, the most of those within 0.01 of the best accuracy',
-        '{:.0f}')
-    say('the result has to be that of one process with larger batches', exact, 'rate',
-        '{} local steps/s, the most of those that take each step at one point', '{:.0f}')
-    return lines
+    soon = in_the_study(study, 'target_seconds')
+    slow = in_the_study(study, 'target_seconds', step=STRAGGLERS)
+    lines = []
+    for situation, candidates, figure, many in [
+            ('the model trains on one machine, and that is fast enough',
+             [each for each in every if each.name == REFERENCE], 'seconds_to_95', {}),
+            ('you want 95 % as soon as possible', accurate, 'seconds_to_95', soon),
+            ('you want the highest accuracy for a fixed number of local steps', spread, 'accuracy',
+             in_the_study(study, 'accuracy')),
+            ('the network is slow', accurate, 'sent',
+             in_the_study(study, 'target_seconds', 'sites')),
+            ('some workers are slow', accurate, 'straggling', slow),
+            ('all workers have to compute a step at the same parameters', exact, 'rate',
+             {each.name: soon.get(each.name) for each in exact})]:
+        values = {each.name: getattr(each, figure) for each in candidates}
+        lines.append(readmes.line([
+            situation, _choice(values, figure, lambda name: link(name, ROOT)),
+            _choice(many, 'accuracy' if figure == 'accuracy' else 'target_seconds')]))
+    said = {'machine': rows[0]['machine'].partition(',')[0], 'equal': EQUAL, 'many': MANY,
+            'stale': statistics.median(each.mean_staleness for each in spread
+                                       if each.mean_staleness),
+            'stale_many': median([row for row in study if row['workers'] == str(MANY)],
+                                 'staleness'),
+            'never': ', '.join(sorted(name for name in soon if not soon[name])),
+            'never_slow': ', '.join(sorted(name for name in slow if soon[name] and not slow[name]))}
+    head = f'| if | with 2 workers | with {MANY} workers, simulated |\n|---|---|---|'
+    return '\n'.join([readmes.paragraph(ABOUT.format(**said)), '', head, *lines, '',
+                      readmes.paragraph(WHY.format(**said))])
 
 
 def round_trips(rows):
     """Returns a line: how many round trips a window has, from the runs at a distance.
 
     That is by how much a window takes longer with the longest round trip than without any.
-
-    Args:
-      rows: list of dicts, as in results.csv.
     """
     seconds = collections.defaultdict(dict)
     for row in rows:
@@ -312,23 +340,38 @@ def round_trips(rows):
     return f'Round trips in a window, as measured: {"; ".join(trips)}.' if trips else ''
 
 
+def resnet_rates():
+    """Returns the images/s of a ResNet by what trains it, as docs/how-fast.md has them: ints."""
+    text = (ROOT / 'docs' / 'how-fast.md').read_text(encoding='utf-8')
+    return {name: int(rate) for name, rate in re.findall(
+        r'^\| ResNet, (.+), images/s \| (\d+) \|', text, re.MULTILINE)}
+
+
+def why():
+    """Returns the front page's table: what distribution gains where computing dominates."""
+    rates = resnet_rates()
+    return readmes.table([list(rates), map(str, rates.values())], align='r')
+
+
 def publish(rows, pictures, root=ROOT):
     """Puts what follows from the results between its markers in two READMEs.
 
     Args:
-      rows: list of dicts, as in results.csv.
+      rows: list of dicts.
       pictures: dict of captions by the names of the pictures in Comparison/results.
       root: path, where README.md and Comparison/README.md are.
 
     Raises:
       SystemExit: if a marker is missing.
     """
-    parts = {'README.md': {'guide': '\n'.join(guide(rows))},
+    here = ROOT / 'Comparison'
+    parts = {'README.md': {'why': why(), 'guide': guide(rows, results.read(STUDY))},
              'Comparison/README.md': {
-                 'table': table(rows).rstrip(),
-                 'gallery': models_table(rows),
+                 'table': table(rows, here).rstrip(),
+                 'gallery': '\n\n'.join(models_tables(rows, here)),
                  'round trips': round_trips(rows),
                  'pictures': '\n\n'.join(f'![{caption}](results/{name}.png)\n\n{caption}.'
-                                         for name, caption in pictures.items())}}
+                                         for name, caption in pictures.items()
+                                         if name not in SHOWN_ABOVE)}}
     for name, of_readme in parts.items():
         readmes.fill(root / name, of_readme)

@@ -16,4 +16,6 @@ if ! command -v "$PYTHON" >/dev/null; then
   echo "run.sh: there is no $PYTHON; make .venv beside the folder, or set PYTHON=" >&2
   exit 1
 fi
+# The root of the collection has `measuring`, which stands beside this folder.
+export PYTHONPATH=$here/..${PYTHONPATH:+:$PYTHONPATH}
 exec "$PYTHON" "$here/compare.py" "$@"

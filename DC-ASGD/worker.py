@@ -1,32 +1,42 @@
-"""DC-ASGD: asynchronous SGD whose ps corrects a late gradient for what changed in the meantime.
+"""DC-ASGD: asynchronous SGD in which the ps corrects a late gradient for changes in the meantime.
 
     bak, x <- c                                                                 pull
     c <- c - learning_rate * (g + lambda * g * g * (c - bak)),   g = g(x)        push
 
 lambda * g * g stands for the diagonal of the Hessian. With --variance=constant, lambda is lambda_0;
-with --variance=adaptive that is divided by the root of a running mean MS of g * g:
+with --variance=adaptive, lambda_0 is divided by the root of MS, a running mean of g * g:
 
     MS <- mean_square_decay * MS + (1 - mean_square_decay) * g * g
     lambda <- lambda_0 / sqrt(MS + 1e-10)
 
-What this worker keeps: nothing between steps. What it sends: the gradients of one batch. The ps has
-bak, what this worker read, and MS, and does the correction in a critical section.
+What this worker keeps: nothing between steps. What it sends: the gradients of one batch. The ps
+keeps MS and bak, the values that this worker read, and corrects in a critical section.
 
 Shuxin Zheng, Qi Meng, Taifeng Wang, Wei Chen, Nenghai Yu, Zhi-Ming Ma, Tie-Yan Liu, "Asynchronous
 Stochastic Gradient Descent with Delay Compensation", ICML 2017, arXiv 1609.08326.
+
+How to start it: `bash run.sh` on this machine, or by hand on two hosts, alpha and beta:
+
+    HOSTS="--ps_hosts=alpha:2222 --worker_hosts=alpha:2223,beta:2223"
+    python ps.py $HOSTS --task_index=0         # on alpha
+    python worker.py $HOSTS --task_index=0     # on alpha
+    python worker.py $HOSTS --task_index=1     # on beta
 """
 
-import time
-
 from absl import flags
-from tfdist import (building, checkpoints, chief, cluster, console, ending, evaluation, exchange,
-                    liveness, models, report, seam, sessions, tables, training_flags, transfer)
-from tfdist.quiet import tf
+import find_library  # noqa: F401  (finds tfdist)
+from tfdist.cluster import liveness, membership, servers, shutdown
+from tfdist.model import building, model_file
+from tfdist.scheme import exchange, recipe, seam, tables, transfer
+from tfdist.start import console
+from tfdist.training import checkpoints, chief, evaluation, report, sessions, training_flags
+from tfdist.start.quiet import tf
 
-model = models.load()
+model = model_file.load()
 FLAGS = flags.FLAGS
-training_flags.define(train_steps=3000, learning_rate=0.1)
-flags.DEFINE_enum('variance', 'constant', ['constant', 'adaptive'], 'what becomes of lambda_0')
+training_flags.define(model, train_steps=3000, learning_rate=0.1)
+flags.DEFINE_enum('variance', 'constant', ['constant', 'adaptive'],
+                  'constant: lambda is lambda_0; adaptive: it is divided by the root of MS')
 flags.DEFINE_float('lambda_0', None, 'strength of the correction; by default 0.04 with '
                    '--variance=constant, 2 with adaptive', lower_bound=0)
 flags.DEFINE_float('mean_square_decay', 0.95, 'm, the share of MS that is kept', lower_bound=0,
@@ -38,8 +48,8 @@ class Scheme(seam.Seam):
     """Delay-compensated ASGD: pull, one gradient, a push that the ps corrects.
 
     Attributes:
-      own: this worker's running means of the squares, MS, a list of `tf.Variable` on the ps; empty
-        if the variance is constant. The push brings them up to date.
+      own: list of `tf.Variable` on the ps, this worker's running means of squares, MS, which the
+        push updates; empty if the variance is constant.
     """
 
     def make(self, network, global_step, hparams, task_index, num_workers):
@@ -53,6 +63,7 @@ class Scheme(seam.Seam):
         self.pushed, self.computed = network.gradients_at(transfer.to_worker(backup))
         arrived = exchange.arrive(transfer.to_ps(self.pushed, variables), variables)
         lambdas = [lambda_0] * len(variables)
+        rate = network.rate(hparams.learning_rate)
         if hparams.variance == 'adaptive':
             for i, (variable, gradient) in enumerate(zip(variables, arrived)):
                 with tf.device(variable.device):
@@ -66,9 +77,11 @@ class Scheme(seam.Seam):
             updates = []
             for variable, gradient, lambda_, bak in zip(variables, arrived, lambdas, backup):
                 with tf.device(variable.device):
-                    correction = lambda_ * gradient * gradient * (variable.read_value() - bak)
-                    updates.append(variable.assign_sub(
-                        hparams.learning_rate * (gradient + correction), read_value=False))
+                    now = variable.read_value()
+                    correction = lambda_ * gradient * gradient * (now - bak)
+                    step = network.recipe.decayed([gradient + correction], [variable], [now])[0]
+                    updates.append(variable.assign_sub(recipe.scaled(rate, step),
+                                                       read_value=False))
             with tf.control_dependencies(updates):
                 return exchange.count(global_step, step_read)
 
@@ -78,7 +91,7 @@ class Scheme(seam.Seam):
 
 
 def updated_mean_square(mean_square, gradient, decay, first_square):
-    """Returns MS after a gradient.
+    """Returns MS as updated by a gradient.
 
     Args:
       mean_square: `tf.Variable` or `tables.Rows`, MS.
@@ -96,32 +109,38 @@ def updated_mean_square(mean_square, gradient, decay, first_square):
 
 
 def main(_):
-    resolver = cluster.resolve('worker')
+    resolver = membership.resolve('worker')
     cluster_spec, task_index = resolver.cluster_spec(), resolver.task_id
     num_workers = cluster_spec.num_tasks('worker')
     is_chief = task_index == 0
     worker_device = f'/job:worker/task:{task_index}'
-    # Without filters a session waits for all tasks of the cluster, and not only for the ps.
-    config = sessions.config(device_filters=['/job:ps', worker_device])
+    # Distributed: a session waits for all tasks that it sees. These see the ps and this worker.
+    config = servers.config(device_filters=['/job:ps', worker_device])
+    # Distributed: the ps and this worker reach each other through their servers.
     server = tf.train.Server(cluster_spec, 'worker', task_index, config=config)
 
     tf.set_random_seed(FLAGS.seed)
-    # The variables go to the ps in turn; all other ops to this worker.
+    # Distributed: the variables go to the ps in turn, for all workers; other ops to this worker.
     with tf.device(tf.train.replica_device_setter(cluster=cluster_spec,
                                                   worker_device=worker_device)):
         global_step = tf.train.get_or_create_global_step()
         local_steps = Scheme.local_steps(FLAGS)
-        batches = model.train_batches(FLAGS.batch_size, local_steps, task_index, num_workers,
-                                      FLAGS.seed)
+        # Distributed: each worker trains on its own shard of the examples.
+        batches = model.train_batches(FLAGS.batch_size, Scheme.batches(FLAGS), task_index,
+                                      num_workers, FLAGS.seed)
         network = building.Network(model, batches, training_flags.straggler_delay(task_index),
-                                   Scheme.with_tables)
-        test = evaluation.Test(model, network.at_variables, is_chief)
+                                   Scheme.tables_stay_on_ps)
+        test = evaluation.Test(model, network.at_variables, is_chief, network.tested_values)
         scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
 
-    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test)
-    duties = chief.Duties(resolver, test)
-    hooks = scheme.hooks + [past_the_hooks, duties, ending.SayDone(resolver)]
+    trainer = sessions.Trainer.of(scheme, test)
+    # Distributed: worker 0, the chief, saves and tests; another worker does while it is away.
+    chief_role = chief.Role(resolver, test)
+    # Distributed: the ps end when every worker has said that it is done.
+    hooks = scheme.hooks + [trainer, chief_role, shutdown.SayDone(resolver)]
+    # Distributed: no silent wait for a ps that does not answer.
     liveness.watch(resolver)
+    # Distributed: the chief makes or restores the parameters; the others wait for these.
     if is_chief:
         session = tf.train.MonitoredTrainingSession(
             server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,
@@ -133,21 +152,12 @@ def main(_):
             sessions.WorkerSessionCreator(server.target, config), hooks)
 
     with session:
-        progress = report.Progress(f'worker {task_index}', session.run(global_step), is_chief)
-
-        def train(step_context):
-            """Trains past the hooks for a second, and then runs them: checkpoints."""
-            until = time.time() + 1
-            with sessions.failures_of_ps():
-                while time.time() < until and progress.goes_on():
-                    progress.add(past_the_hooks.run(), local_steps)
-                step_context.run_with_hooks(global_step)
-                duties.now_and_then(step_context.session, progress)
-
+        progress = report.Progress(f'worker {task_index}', session.run(global_step), is_chief,
+                                   model)
         while progress.goes_on() and not session.should_stop():
-            session.run_step_fn(train)
+            trainer.train_for_a_second(session, progress, local_steps, chief_role.now_and_then)
         progress.done()
-        duties.at_the_end(session, progress)
+        chief_role.at_the_end(session, progress)
 
 
 if __name__ == '__main__':

@@ -2,9 +2,8 @@
 
     python evaluator.py --model_dir=DIRECTORY
 
-It needs nothing but the checkpoints and the test set, holds up nobody, and may come late, be killed
-and started again, or run after the training. It ends with the first checkpoint that has
---train_steps.
+It needs only the checkpoints and the test set, and holds up nobody. It may start late, be killed
+and restarted, or run after the training. It ends with the first checkpoint at --train_steps.
 """
 
 import functools
@@ -12,55 +11,34 @@ import os
 import sys
 
 from absl import flags
-from tfdist import averages, checkpoints, console, evaluation, sessions
-from tfdist.quiet import tf
-
-from worker import model  # with it come its flags: run.sh gives all programs the same ones
+import find_library  # noqa: F401  (finds tfdist)
+from tfdist.cluster import servers
+from tfdist.start import console
+from tfdist.training import checkpoints, evaluation
+from tfdist.start.quiet import tf
+from worker import model  # and the worker's flags: run.sh gives all programs the same ones
 
 FLAGS = flags.FLAGS
 
 
-def export(checkpoint, step, export_dir):
-    """Exports a checkpoint as a SavedModel: from `images` to `classes` and `probabilities`.
-
-    The graph is made anew. That of a worker would not do: its operations are bound to the devices
-    of a cluster, and it reads from files.
-
-    Args:
-      checkpoint: string, as `tf.train.Saver` takes it.
-      step: int, its global step.
-      export_dir: string; the model comes into a directory below, with the step as its name.
-        TensorFlow Serving takes the highest.
-
-    Returns:
-      String, that directory.
-
-    Raises:
-      SystemExit: if the checkpoint cannot be restored.
-    """
-    with tf.Graph().as_default(), tf.Session() as session:
-        images = tf.placeholder(tf.float32, [None, model.read_index()['pixels']], 'images')
-        scores = model.logits(images)
-        outputs = {'classes': tf.argmax(scores, axis=1), 'probabilities': tf.nn.softmax(scores)}
-        averages.Saver(None).restore(session, checkpoint)
-        directory = os.path.join(export_dir, str(step))
-        if not os.path.isdir(directory):
-            part = f'{directory}.{os.getpid()}'
-            tf.saved_model.simple_save(session, part, {'images': images}, outputs)
-            os.rename(part, directory)  # so it is there as a whole or not at all
-    return directory
+def values():
+    """Returns the values of the variables, a dict of tensors by name."""
+    return {variable.op.name: variable.read_value() for variable in tf.global_variables()}
 
 
 def main(_):
     if not FLAGS.model_dir:
         sys.exit('evaluator: give the --model_dir of a run.')
-    checkpoints.check_model_dir(FLAGS.model_dir)
+    checkpoints.check_model_dir(FLAGS.model_dir, 'evaluator')
     global_step = tf.train.get_or_create_global_step()
-    FLAGS.eval_every_secs = FLAGS.stop_after_evals_without_gain = 0  # here each one is tested
-    test = evaluation.Test(model, functools.partial(model.loss_and_metrics, training=False))
-    saver = averages.Saver(None)
+    FLAGS.eval_every_secs = FLAGS.stop_after_evals_without_gain = 0  # tests each checkpoint instead
+    FLAGS.export_dir = (os.path.join(FLAGS.model_dir, 'export') if hasattr(model, 'predictions')
+                        else None)  # in place of the flag, by which worker 0 exports
+    test = evaluation.Test(model, functools.partial(model.loss_and_metrics, training=False),
+                           values=values)
+    saver = checkpoints.AveragesSaver(None)
     writer = tf.summary.FileWriter(os.path.join(FLAGS.model_dir, 'evaluator'))
-    with tf.Session(config=sessions.config()) as session:
+    with tf.Session(config=servers.config()) as session:
         session.run(tf.tables_initializer())
         for checkpoint in tf.train.checkpoints_iterator(FLAGS.model_dir,
                                                         timeout=FLAGS.patience_secs):
@@ -73,10 +51,9 @@ def main(_):
             words = ', '.join(f'{name} {figures[name]:.3f}' for name in reversed(list(figures)))
             console.say('evaluator', f'checkpoint at step {step}, {words}')
             if step >= evaluation.last_step():
-                directory = os.path.join(FLAGS.model_dir, 'export')
-                console.say('evaluator', f'exported to {export(checkpoint, step, directory)}'
-                            if hasattr(model, 'logits') else
-                            f'exports nothing: {model.name} has no logits()')
+                console.say('evaluator', f'exported to {test.export.write(session, step)}'
+                            if test.export else
+                            f'exports nothing: {model.name} has no predictions()')
                 return
     sys.exit(f'evaluator: no new checkpoint in {FLAGS.model_dir} for {FLAGS.patience_secs:g} s. Is '
              'the chief, worker 0, running?')

@@ -1,7 +1,6 @@
 """The data and the network: the file to replace with your own, together with prepare_data.py.
 
-The examples are read from files of TFRecords, of which each worker has its own; and the network
-answers to images without labels, too, so that it can be exported.
+The examples are read from files of TFRecords, of which each worker has its own.
 """
 
 import json
@@ -10,18 +9,19 @@ import sys
 
 from absl import flags
 import numpy as np
-from tfdist import batches, layers, problem
 import tensorflow.compat.v1 as tf
+from tfdist.data import batches, layers, problem
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string('records_dir', os.path.join(os.path.dirname(os.path.abspath(__file__)),
                                                 'records'),
                     'where prepare_data.py puts the examples: a directory for each dataset')
-flags.DEFINE_integer('num_files', 8, 'over how many files it spreads the training examples',
+flags.DEFINE_integer('num_files', 8, 'over how many files to spread the training examples',
                      lower_bound=1)
 
+INPUTS = 'images', 'labels'  # what an exported model calls the parts of a batch
 _MEND = 'Delete the directory of this dataset, if there is one, and run prepare_data.py.'
-_SHUFFLED = 10000  # examples among which the next one is drawn; all of a worker's digits
+_SHUFFLED = 10000  # examples from which the next one is drawn: more than a worker has of the digits
 _FEATURES = {'image': tf.io.FixedLenFeature([], tf.string),
              'label': tf.io.FixedLenFeature([], tf.int64)}
 
@@ -40,13 +40,14 @@ def records_dir():
 
 
 def read_index():
-    """Returns what prepare_data.py wrote in the end, when all files were whole.
+    """Returns the index that prepare_data.py wrote last, when all files were whole.
 
     Returns:
-      Dict: 'pixels', ints in an image; 'train' and 'test', dicts of [examples, bytes] by file name.
+      Dict: 'pixels', the number in an image; 'train' and 'test', dicts of [examples, bytes] by file
+      name.
 
     Raises:
-      SystemExit: if there is none.
+      SystemExit: if there is no index.
     """
     try:
         with open(os.path.join(records_dir(), 'index.json'), encoding='utf-8') as file:
@@ -59,12 +60,12 @@ def check(files):
     """Returns the paths of `files`, a list of (name, [examples, bytes]).
 
     Raises:
-      SystemExit: if one of them is not there as it was made.
+      SystemExit: if a file is missing, or has another size than it was given.
     """
     paths = [os.path.join(records_dir(), name) for name, _ in files]
     for path, (_, (_, size)) in zip(paths, files):
         if not os.path.isfile(path) or os.path.getsize(path) != size:
-            sys.exit(f'--records_dir: {path} is missing or cut. {_MEND}')
+            sys.exit(f'--records_dir: {path} is missing or truncated. {_MEND}')
     return paths
 
 
@@ -74,14 +75,14 @@ def _next(records, shape, pixels, ahead):
     Args:
       records: `tf.data.Dataset` of strings, serialized examples.
       shape: list of ints, whose product is the number of examples.
-      pixels: int, in an image.
-      ahead: int, for how many runs the examples are made in advance.
+      pixels: int, the number in an image.
+      ahead: int, the number of runs for which to prepare examples in advance.
 
     Returns:
-      A pair of tensors: images [*shape, pixels] float32 in [0, 1] and labels [*shape] int64.
+      Pair of tensors: images [*shape, pixels] float32 in [0, 1] and labels [*shape] int64.
     """
     def parse(serialized):
-        batch = tf.io.parse_example(serialized, _FEATURES)  # many at once: much faster
+        batch = tf.io.parse_example(serialized, _FEATURES)  # many at once, which is much faster
         images = tf.reshape(tf.io.decode_raw(batch['image'], tf.uint8), [*shape, pixels])
         return tf.cast(images, tf.float32) / 255, tf.reshape(batch['label'], shape)
 
@@ -91,13 +92,13 @@ def _next(records, shape, pixels, ahead):
 
 
 def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
-    """Reads this worker's files of the training set for ever, shuffled anew in each epoch.
+    """Reads this worker's files of the training set endlessly, shuffled again in each epoch.
 
     Args:
       batch_size: int, examples in a batch.
-      count: int, how many batches each run of the graph takes. They come in one piece.
-      shard: int, which worker this is: it reads the files `shard`, `shard + num_shards`, ...
-      num_shards: int, how many workers there are.
+      count: int, batches that each run of the graph takes, fetched at once.
+      shard: int, this worker's index: it reads the files `shard`, `shard + num_shards`, ...
+      num_shards: int, number of workers.
       seed: int, of the shuffle; the shard is mixed in.
 
     Returns:
@@ -105,7 +106,7 @@ def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
       labels [batch_size] int64.
 
     Raises:
-      SystemExit: if the files are not there, or fewer than the workers.
+      SystemExit: if the files are missing, or fewer than the workers.
     """
     index = read_index()
     files = sorted(index['train'].items())
@@ -121,7 +122,7 @@ def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
 
 
 def test_set(part='test'):
-    """Returns the whole test set, or what is trained on, as one batch, as from `train_batches`."""
+    """Returns the whole test set, or the set to train on, as one batch as from `train_batches`."""
     index = read_index()
     files = sorted(index[part].items())
     examples = sum(count for _, (count, _) in files)
@@ -138,7 +139,7 @@ def logits(images):
       images: [batch_size, pixels] float32 in [0, 1].
 
     Returns:
-      [batch_size, 10] float32: of each class the unnormalized log-probability.
+      [batch_size, 10] float32, the unnormalized log-probability of each class.
     """
     units = images
     for i, size in enumerate(problem.hidden_units()):
@@ -157,3 +158,9 @@ def loss_and_accuracy(images, labels):
       Two float32 scalars: the mean cross-entropy in nats, and the share of right answers.
     """
     return layers.loss_and_accuracy(logits(images), labels)
+
+
+def predictions(batch):
+    """Returns what an exported model says of the images of a batch."""
+    scores = logits(batch[0])
+    return {'classes': tf.argmax(scores, axis=1), 'probabilities': tf.nn.softmax(scores)}

@@ -1,8 +1,8 @@
-"""Writes the examples as files of TFRecords, so many that each worker has some of its own.
+"""Writes the examples to files of TFRecords, enough that each worker can have files of its own.
 
     python prepare_data.py --dataset=digits --num_files=8
 
-A second time it finds them and does nothing. For your own data, replace `_arrays`.
+If the files are there already, it does nothing. For your own data, replace `_arrays`.
 """
 
 import json
@@ -13,11 +13,12 @@ import uuid
 
 from absl import flags
 import numpy as np
-from tfdist import console, problem
-from tfdist.quiet import tf
-
+import find_library  # noqa: F401  (finds tfdist)
+from tfdist.data import problem
+from tfdist.start import console
+from tfdist.start.quiet import tf
 import model
-import worker  # noqa: F401  (its flags: run.sh gives all programs the same ones)
+import worker  # noqa: F401  (for its flags: run.sh gives all programs the same ones)
 
 FLAGS = flags.FLAGS
 
@@ -29,10 +30,10 @@ def _arrays():
 
 
 def write(directory, num_files):
-    """Writes all examples, example i into training file i modulo `num_files`, and an index.
+    """Writes all examples and an index; training example i goes into file i modulo `num_files`.
 
     Args:
-      directory: string, where the files go; it must not be there.
+      directory: string, the directory for the files, which must not exist yet.
       num_files: int.
     """
     x, y, test_x, test_y = _arrays()
@@ -53,10 +54,10 @@ def write(directory, num_files):
 def main(_):
     directory = model.records_dir()
     if not os.path.isdir(directory):
-        part = f'{directory}.{uuid.uuid4().hex}'  # processes of different hosts may share an id
+        part = f'{directory}.{uuid.uuid4().hex}'  # hosts may have processes of the same id
         try:
             write(part, FLAGS.num_files)
-            os.rename(part, directory)  # so they are there as a whole or not at all
+            os.rename(part, directory)  # so that the files are there whole or not at all
         except OSError as error:
             shutil.rmtree(part, ignore_errors=True)
             if not os.path.isdir(directory):  # else another run was faster

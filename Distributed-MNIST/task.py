@@ -1,8 +1,8 @@
-"""Any task of the cluster by one command, for those who want to start the same one everywhere.
+"""Runs any task of the cluster, to have the same command for all.
 
     python task.py --job_name=ps --ps_hosts=... --worker_hosts=... --task_index=0
 
-Without --job_name, the task that TF_CONFIG names.
+Without --job_name it runs the task that TF_CONFIG names.
 """
 
 import json
@@ -10,15 +10,15 @@ import os
 import sys
 
 from absl import flags
-from tfdist import console
-
+import find_library  # noqa: F401  (finds tfdist)
+from tfdist.start import console
 import evaluator
 import ps
 import worker
 
 FLAGS = flags.FLAGS
 PROGRAMS = {'ps': ps.main, 'worker': worker.main, 'evaluator': evaluator.main}
-flags.DEFINE_enum('job_name', None, list(PROGRAMS), 'which program to be')
+flags.DEFINE_enum('job_name', None, list(PROGRAMS), 'which program to run')
 
 
 def main(argv):

@@ -3,15 +3,18 @@
 It knows no worker at the start, and no other ps.
 """
 
-from tfdist import cluster, console, membership, sessions
-from tfdist.quiet import tf
+import find_library  # noqa: F401  (finds tfdist)
+from tfdist.cluster import membership, servers
+from tfdist.start import console
+from tfdist.start.quiet import tf
+import members
 
 
 def serve_whoever_comes(_):
-    resolver = cluster.resolve('ps', jobs=('ps',), alone=True)
+    resolver = membership.resolve('ps', jobs=('ps',), alone=True)
     server = tf.train.Server(resolver.cluster_spec(), 'ps', resolver.task_id,
-                             config=sessions.config())
-    membership.serve(server, resolver)  # not server.join(), which never returns
+                             config=servers.config())
+    members.serve(server, resolver)  # not server.join(), which never returns
 
 
 if __name__ == '__main__':

@@ -2,7 +2,7 @@
 # Starts a parameter server and three workers on this machine, and waits for their end. The last
 # worker joins while the others train, and worker 1 leaves before the end; your own flags count.
 #     WORKERS=4 PS=2 bash run.sh --train_steps=5000      more of them; flags go to the workers
-# The same with PORT=, PYTHON= and LOCAL_ONLY=1: tfdist/launch.py says what they do.
+# The same with PORT=, PYTHON= and LOCAL_ONLY=1: tfdist/start/launch.py says what they do.
 set -u
 here=$(cd "${BASH_SOURCE[0]%run.sh}." && pwd)
 python=${PYTHON:-$here/../.venv/bin/python}
@@ -11,5 +11,5 @@ command -v "$python" >/dev/null || {
   echo "run.sh: there is no $python; make .venv beside the folder, or set PYTHON=" >&2
   exit 1
 }
-exec "$python" "$here/tfdist.py" --start-ps=1 --start-workers=3 --join_at=2:0.3 \
+exec "$python" "$here/find_library.py" --start-ps=1 --start-workers=3 --join_at=2:0.3 \
   --leave_at=1:0.6 "$@"

@@ -1,19 +1,22 @@
 """A parameter server: holds the variables and applies the updates of the chief's graph to them.
 
-It is the chief that says when this task is needed no longer.
+The chief says when this task is no longer needed.
 """
 
-from tfdist import cluster, console, ending, sessions
-from tfdist.quiet import tf
+import find_library  # noqa: F401  (finds tfdist)
+from tfdist.cluster import membership, servers, shutdown
+from tfdist.start import console
+from tfdist.start.quiet import tf
 
 JOBS = 'chief', 'ps', 'worker'
 
 
 def serve(_):
-    resolver = cluster.resolve('ps', JOBS)
+    resolver = membership.resolve('ps', JOBS)
     server = tf.train.Server(resolver.cluster_spec(), 'ps', resolver.task_id,
-                             config=sessions.config())
-    ending.wait_until_done(server, resolver, job='chief')  # not server.join(), which never returns
+                             config=servers.config())
+    # Not server.join(), which never returns.
+    shutdown.wait_until_done(server, resolver, job='chief')
 
 
 if __name__ == '__main__':

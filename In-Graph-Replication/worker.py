@@ -1,16 +1,28 @@
-"""A worker: runs the replica that the chief's graph puts on it. It has no graph of its own."""
+"""A worker: runs the replica that the chief's graph puts on it, and has no graph of its own.
 
-from tfdist import cluster, console, ending, sessions
-from tfdist.quiet import tf
+How to start it: `bash run.sh` on this machine, or by hand on two hosts, alpha and beta:
+
+    HOSTS="--chief_hosts=alpha:2221 --ps_hosts=alpha:2222 --worker_hosts=alpha:2223,beta:2223"
+    python ps.py $HOSTS --task_index=0         # on alpha
+    python worker.py $HOSTS --task_index=0     # on alpha
+    python worker.py $HOSTS --task_index=1     # on beta
+    python train.py $HOSTS --task_index=0      # on alpha
+"""
+
+import find_library  # noqa: F401  (finds tfdist)
+from tfdist.cluster import membership, servers, shutdown
+from tfdist.start import console
+from tfdist.start.quiet import tf
 
 JOBS = 'chief', 'ps', 'worker'
 
 
 def serve(_):
-    resolver = cluster.resolve('worker', JOBS)
+    resolver = membership.resolve('worker', JOBS)
     server = tf.train.Server(resolver.cluster_spec(), 'worker', resolver.task_id,
-                             config=sessions.config())
-    ending.wait_until_done(server, resolver, job='chief')  # not server.join(), which never returns
+                             config=servers.config())
+    # Not server.join(), which never returns.
+    shutdown.wait_until_done(server, resolver, job='chief')
 
 
 if __name__ == '__main__':

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Starts a parameter server and two workers on this machine, and waits for their end.
-#     WORKERS=4 PS=2 bash run.sh --train_steps=5000      more of them; flags go to the workers
-# The same with PORT=, PYTHON= and LOCAL_ONLY=1: tfdist/launch.py says what they do.
+# Starts a ps and two workers on this machine, and waits for their end. `WORKERS=4 PS=2 bash run.sh`
+# starts more, flags go to the workers; tfdist/start/launch.py: PORT=, PYTHON=, LOCAL_ONLY=1.
 set -u
 here=$(cd "${BASH_SOURCE[0]%run.sh}." && pwd)
 python=${PYTHON:-$here/../.venv/bin/python}
@@ -10,4 +9,4 @@ command -v "$python" >/dev/null || {
   echo "run.sh: there is no $python; make .venv beside the folder, or set PYTHON=" >&2
   exit 1
 }
-exec "$python" "$here/tfdist.py" --start-ps=1 --start-workers=2 "$@"
+exec "$python" "$here/find_library.py" --start-ps=1 --start-workers=2 "$@"

@@ -6,26 +6,36 @@
     c <- mean over the workers of the x_i                                       push
 
 What this worker keeps: nothing between windows but the step its parameters belong to. What it
-sends, once in a window: how far the window took it. The mean of the models is the center less the
-mean of these ways, so that the accumulators of synchronous SGD serve.
+sends, once per window: c - x_i, how far the window took it. The mean of the models is the center
+less the mean of these, so that the accumulators of synchronous SGD serve.
 
 Sebastian U. Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019, arXiv 1805.09767.
+
+How to start it: `bash run.sh` on this machine, or by hand on two hosts, alpha and beta:
+
+    HOSTS="--ps_hosts=alpha:2222 --worker_hosts=alpha:2223,beta:2223"
+    python ps.py $HOSTS --task_index=0         # on alpha
+    python worker.py $HOSTS --task_index=0     # on alpha
+    python worker.py $HOSTS --task_index=1     # on beta
 """
 
-import time
-
 from absl import flags
-from tfdist import (barrier, building, checkpoints, chief, cluster, console, ending, evaluation,
-                    exchange, liveness, models, report, sessions, training_flags, transfer)
-from tfdist.quiet import tf
+import find_library  # noqa: F401  (finds tfdist)
+from tfdist.cluster import liveness, membership, servers, shutdown
+from tfdist.model import building, model_file
+from tfdist.scheme import exchange, transfer
+from tfdist.start import console
+from tfdist.synchronous import barrier
+from tfdist.training import checkpoints, chief, evaluation, report, sessions, training_flags
+from tfdist.start.quiet import tf
 
-model = models.load()
+model = model_file.load()
 FLAGS = flags.FLAGS
-training_flags.define(train_steps=300, learning_rate=0.1, communication_window=10)
+training_flags.define(model, train_steps=300, learning_rate=0.1, communication_window=10)
 
 
 class Scheme(barrier.Synchronous):
-    """Local SGD: pull, a window of local steps, average of the models, barrier."""
+    """Local SGD: pull, a window of local steps, push, barrier, mean of the models."""
 
     def make(self, network, global_step, hparams, task_index, num_workers):
         variables = network.variables
@@ -35,6 +45,7 @@ class Scheme(barrier.Synchronous):
         self.pull = exchange.pull(variables, global_step)
         center = transfer.to_worker(self.pull[1:])
         x, figures = center, []
+        rule.pulled(self.pull[0], barrier.pushes_per_step(hparams, num_workers))
         for _ in range(hparams.communication_window):
             gradients, of_batch = network.gradients_at(x)
             x = rule.step(x, gradients)
@@ -47,32 +58,38 @@ class Scheme(barrier.Synchronous):
 
 
 def main(_):
-    resolver = cluster.resolve('worker')
+    resolver = membership.resolve('worker')
     cluster_spec, task_index = resolver.cluster_spec(), resolver.task_id
     num_workers = cluster_spec.num_tasks('worker')
     is_chief = task_index == 0
     worker_device = f'/job:worker/task:{task_index}'
-    # Without filters a session waits for all tasks of the cluster, and not only for the ps.
-    config = sessions.config(device_filters=['/job:ps', worker_device])
+    # Distributed: a session waits for all tasks that it sees. These see the ps and this worker.
+    config = servers.config(device_filters=['/job:ps', worker_device])
+    # Distributed: the ps and this worker reach each other through their servers.
     server = tf.train.Server(cluster_spec, 'worker', task_index, config=config)
 
     tf.set_random_seed(FLAGS.seed)
-    # The variables go to the ps in turn; all other ops to this worker.
+    # Distributed: the variables go to the ps in turn, for all workers; other ops to this worker.
     with tf.device(tf.train.replica_device_setter(cluster=cluster_spec,
                                                   worker_device=worker_device)):
         global_step = tf.train.get_or_create_global_step()
         local_steps = Scheme.local_steps(FLAGS)
-        batches = model.train_batches(FLAGS.batch_size, local_steps, task_index, num_workers,
-                                      FLAGS.seed)
+        # Distributed: each worker trains on its own shard of the examples.
+        batches = model.train_batches(FLAGS.batch_size, Scheme.batches(FLAGS), task_index,
+                                      num_workers, FLAGS.seed)
         network = building.Network(model, batches, training_flags.straggler_delay(task_index),
-                                   Scheme.with_tables)
-        test = evaluation.Test(model, network.at_variables, is_chief)
+                                   Scheme.tables_stay_on_ps)
+        test = evaluation.Test(model, network.at_variables, is_chief, network.tested_values)
         scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
 
-    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test)
-    duties = chief.Duties(resolver, test)
-    hooks = scheme.hooks + [past_the_hooks, duties, ending.SayDone(resolver)]
+    trainer = sessions.Trainer.of(scheme, test)
+    # Distributed: worker 0, the chief, saves and tests; another worker does while it is away.
+    chief_role = chief.Role(resolver, test)
+    # Distributed: the ps end when every worker has said that it is done.
+    hooks = scheme.hooks + [trainer, chief_role, shutdown.SayDone(resolver)]
+    # Distributed: no silent wait for a ps that does not answer.
     liveness.watch(resolver)
+    # Distributed: the chief makes or restores the parameters; the others wait for these.
     if is_chief:
         session = tf.train.MonitoredTrainingSession(
             server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,
@@ -84,21 +101,12 @@ def main(_):
             sessions.WorkerSessionCreator(server.target, config), hooks)
 
     with session:
-        progress = report.Progress(f'worker {task_index}', session.run(global_step), is_chief)
-
-        def train(step_context):
-            """Trains past the hooks for a second, and then runs them: checkpoints."""
-            until = time.time() + 1
-            with sessions.failures_of_ps():
-                while time.time() < until and progress.goes_on():
-                    progress.add(past_the_hooks.run(), local_steps)
-                step_context.run_with_hooks(global_step)
-                duties.now_and_then(step_context.session, progress)
-
+        progress = report.Progress(f'worker {task_index}', session.run(global_step), is_chief,
+                                   model)
         while progress.goes_on() and not session.should_stop():
-            session.run_step_fn(train)
+            trainer.train_for_a_second(session, progress, local_steps, chief_role.now_and_then)
         progress.done()
-        duties.at_the_end(session, progress)
+        chief_role.at_the_end(session, progress)
 
 
 if __name__ == '__main__':

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Starts two workers and the chief on this machine, and waits for their end.
 #     WORKERS=4 bash run.sh --train_steps=5000           more of them; flags go to the chief
-# The same with PORT=, PYTHON= and LOCAL_ONLY=1: tfdist/launch.py says what they do.
+# The same with PORT=, PYTHON= and LOCAL_ONLY=1: tfdist/start/launch.py says what they do.
 set -u
 here=$(cd "${BASH_SOURCE[0]%run.sh}." && pwd)
 python=${PYTHON:-$here/../.venv/bin/python}
@@ -10,4 +10,4 @@ command -v "$python" >/dev/null || {
   echo "run.sh: there is no $python; make .venv beside the folder, or set PYTHON=" >&2
   exit 1
 }
-exec "$python" "$here/tfdist.py" --start-workers=2 --start-chief "$@"
+exec "$python" "$here/find_library.py" --start-workers=2 --start-chief "$@"

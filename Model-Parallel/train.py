@@ -1,34 +1,38 @@
-"""Model parallelism: one network, of which each worker keeps a part and computes with it.
+"""Model parallelism: each worker keeps a part of one network, and computes with it.
 
     y = f1(f0(x; theta0); theta1)    --split=layers: worker 0 has theta0, worker 1 has theta1
     y = f1([x W0 | x W1]; theta1)    --split=columns: W0 and W1 are columns of one layer's weights
 
-What a worker keeps: its part of the parameters, and their momentum. What travels, in each step: the
+What a worker keeps: its part of the parameters, and their momentum. What travels in each step: the
 activations at the boundary, and their gradients back. Parameters never travel. This program, the
-chief, builds the one graph, and asks the workers to run it.
+chief, builds the one graph, and has the workers run it.
 
 Jeffrey Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, section 3.
 """
 
 import functools
 import sys
-import time
 
 from absl import flags
-from tfdist import (building, checkpoints, cluster, console, ending, evaluation, layers, liveness,
-                    models, report, sessions, traffic, training_flags)
-from tfdist.quiet import tf
-
+import find_library  # noqa: F401  (finds tfdist)
+from tfdist.cluster import liveness, membership, servers, shutdown
+from tfdist.data import layers
+from tfdist.model import building, model_file
+from tfdist.scheme import exchange
+from tfdist.start import console
+from tfdist.training import checkpoints, evaluation, report, sessions, traffic, training_flags
+from tfdist.start.quiet import tf
 import model
 
 FLAGS = flags.FLAGS
-training_flags.define(train_steps=2000, learning_rate=0.02, counted='updates of the variables',
-                      straggler=False)
-flags.DEFINE_float('momentum', 0.9, 'how much of the last step the next one keeps', lower_bound=0)
+training_flags.define(model, train_steps=2000, learning_rate=0.02,
+                      counted='updates of the variables', straggler=False)
+flags.DEFINE_float('momentum', 0.9, 'share of a step that the next one keeps', lower_bound=0)
 flags.DEFINE_enum('split', 'layers', ['layers', 'columns', 'none'],
                   'layers: each worker has some layers; columns: each has columns of the first '
-                  'layer, worker 0 also the others; none: worker 0 has all')
-flags.DEFINE_list('hidden_units', ['128', '100', '64'], 'sizes of the hidden layers, by commas')
+                  'layer, and worker 0 the other layers; none: worker 0 has all layers')
+flags.DEFINE_list('hidden_units', ['128', '100', '64'],
+                  'sizes of the hidden layers, separated by commas')
 
 _CLASSES = 10
 
@@ -55,12 +59,12 @@ def worker_device(task):
 
 
 def dense(units, size, seed, first=0, last=None):
-    """Builds columns `first` to `last` (excluded) of a layer, where the device scope puts them.
+    """Builds columns `first` to `last` (excluded) of a layer, on the device of the scope.
 
     Args:
       units: [batch_size, n] float32.
-      size: int, how many columns the whole layer has.
-      seed: int. The initial values depend on it alone, and not on how the layer is split.
+      size: int, the number of columns of the whole layer.
+      seed: int. The initial values depend on it alone, not on how the layer is split.
       first: int.
       last: int or None, to the end.
 
@@ -78,7 +82,7 @@ def split_by_layers(images, sizes, num_workers):
 
     Args:
       images: [batch_size, pixels] float32.
-      sizes: list of ints, how many columns the layers have.
+      sizes: list of ints, the numbers of columns of the layers.
       num_workers: int.
 
     Returns:
@@ -93,7 +97,7 @@ def split_by_layers(images, sizes, num_workers):
 
 
 def split_by_columns(images, sizes, num_workers):
-    """Builds the network with the first layer's columns spread over the workers, the rest on 0.
+    """Builds the first layer's columns spread over the workers, and the rest on worker 0.
 
     Args and result are those of `split_by_layers`.
     """
@@ -110,34 +114,45 @@ def split_by_columns(images, sizes, num_workers):
     return units
 
 
+def network(images, hparams, sizes, num_workers):
+    """Builds the network as --split says: `split_by_layers`, or `split_by_columns`."""
+    with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
+        split = split_by_columns if hparams.split == 'columns' else split_by_layers
+        return split(images, sizes, 1 if hparams.split == 'none' else num_workers)
+
+
 def loss_and_metrics(batch, hparams, sizes, num_workers):
     """Builds the network over the workers, on a batch.
 
     Args:
       batch: pair of images [batch_size, pixels] float32 and labels [batch_size] int64, the classes.
       hparams: object with the attribute split.
-      sizes: list of ints, how many columns the layers have.
-      num_workers: int, over how many workers to split.
+      sizes: list of ints, the numbers of columns of the layers.
+      num_workers: int, the number of workers over which to split.
 
     Returns:
-      Where the logits are, the mean cross-entropy in nats, a float32 scalar; and a dict:
-      'accuracy', the share of right answers, a float32 scalar.
+      On the device of the logits: the mean cross-entropy in nats, a float32 scalar; and a dict with
+      the 'accuracy', the share of right answers, a float32 scalar.
     """
     images, labels = batch
-    with tf.variable_scope(tf.get_variable_scope(), reuse=tf.AUTO_REUSE):
-        split = split_by_columns if hparams.split == 'columns' else split_by_layers
-        logits = split(images, sizes, 1 if hparams.split == 'none' else num_workers)
+    logits = network(images, hparams, sizes, num_workers)
     with tf.device(logits.device):
         loss, accuracy = layers.loss_and_accuracy(logits, labels)
     return loss, {'accuracy': accuracy}
 
 
+def predictions(batch, **split):
+    """Returns what an exported model says of the images of a batch; see `network` for `split`."""
+    scores = network(batch[0], **split)
+    return {'classes': tf.argmax(scores, axis=1), 'probabilities': tf.nn.softmax(scores)}
+
+
 class Scheme:
-    """SGD with momentum, each variable updated where it lives.
+    """SGD with momentum, which updates each variable on its device.
 
     Attributes:
       optimizers: dict of `tf.train.Optimizer` by device.
-      gradients: list of tensors, of the variables in order.
+      gradients: list of tensors in the order of the variables.
       train_op: dict of tensors to run again and again: 'global_step' after the update; 'loss' and
         the metrics on its batch.
     """
@@ -146,8 +161,8 @@ class Scheme:
         """Makes the ops.
 
         Args:
-          loss: float32 scalar tensor, on a fresh batch.
-          metrics: dict of float32 scalar tensors, on the same batch.
+          loss: float32 scalar tensor of a fresh batch.
+          metrics: dict of float32 scalar tensors of the same batch.
           variables: list of `tf.Variable`.
           global_step: integer `tf.Variable`, counts the updates.
           hparams: object with the attributes learning_rate and momentum.
@@ -155,12 +170,12 @@ class Scheme:
         Raises:
           SystemExit: naming the variables that the loss does not depend on.
         """
-        # Colocated: else backward ops go where bare ones do, and activations travel there.
+        # Colocated: otherwise backward ops go to the default device, and activations travel there.
         self.gradients = tf.gradients(loss, variables, colocate_gradients_with_ops=True)
         building.check_gradients(self.gradients, variables)
         self.optimizers, updates = {}, []
         for device in sorted({variable.device for variable in variables}):
-            with tf.device(device):  # one for each, so that its step size need not travel
+            with tf.device(device):  # one optimizer for each, so that no step size travels
                 self.optimizers[device] = tf.train.MomentumOptimizer(hparams.learning_rate,
                                                                      hparams.momentum)
                 updates.append(self.optimizers[device].apply_gradients(
@@ -173,27 +188,36 @@ class Scheme:
 
 def split_and_train(_):
     if FLAGS.model:
-        sys.exit(f'--model={FLAGS.model}: a network has to be split by hand, as that of this '
-                 'folder is in split_by_layers.')
-    resolver = cluster.resolve('chief', jobs=('chief', 'worker'))
+        sys.exit(f'--model={FLAGS.model}: a network has to be split by hand, as split_by_layers '
+                 'does with the network of this folder.')
+    if FLAGS.accumulate > 1:
+        sys.exit(f'--accumulate={FLAGS.accumulate}: a step here is of one batch. Take a larger '
+                 '--batch_size: each worker holds a part of its activations.')
+    # Distributed: this program, the chief, has the whole graph; the workers run what it puts there.
+    resolver = membership.resolve('chief', jobs=('chief', 'worker'))
     cluster_spec = resolver.cluster_spec()
     num_workers, sizes = cluster_spec.num_tasks('worker'), layer_sizes()
-    config = sessions.config()
+    config = servers.config()
     server = tf.train.Server(cluster_spec, 'chief', 0, config=config)
 
     tf.set_random_seed(FLAGS.seed)
     with tf.device(worker_device(0)):
         global_step = tf.train.get_or_create_global_step()
-    build = functools.partial(loss_and_metrics, hparams=FLAGS, sizes=sizes,
-                              num_workers=num_workers)
-    with tf.device('/job:chief/task:0'):  # the examples are here, batches go where they are used
+    split = {'hparams': FLAGS, 'sizes': sizes, 'num_workers': num_workers}
+    build, tested = functools.partial(loss_and_metrics, **split), model_file.Model(model)
+    tested.predictions = functools.partial(predictions, **split)
+    # Distributed: the examples are here; batches go to the layers that use them.
+    with tf.device('/job:chief/task:0'):
         batch, = model.train_batches(FLAGS.batch_size, count=1, seed=FLAGS.seed)
         loss, metrics = build(batch)
-        test = evaluation.Test(models.Model(model), build)
+        test = evaluation.Test(tested, build, values=lambda: {
+            variable.op.name: exchange.read(variable) for variable in tf.trainable_variables()})
     scheme = Scheme(loss, metrics, tf.trainable_variables(), global_step, FLAGS)
 
-    past_the_hooks = sessions.PastTheHooks(scheme.train_op, test=test)
-    hooks = [past_the_hooks, ending.SayDone(resolver, jobs=('worker',))]
+    trainer = sessions.Trainer(scheme.train_op, test=test)
+    # Distributed: the workers end when the chief has said that it is done.
+    hooks = [trainer, shutdown.SayDone(resolver, jobs=('worker',))]
+    # Distributed: no silent wait for a worker that does not answer.
     liveness.watch(resolver, 'worker')
     session = tf.train.MonitoredTrainingSession(
         server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,
@@ -202,27 +226,17 @@ def split_and_train(_):
         save_summaries_steps=None, save_summaries_secs=None, log_step_count_steps=None)
 
     with session:
-        progress = report.Progress('train', session.run(global_step))
+        progress = report.Progress('train', session.run(global_step), model=tested)
         for worker in range(num_workers):
             progress.say(traffic.kept('worker', worker, tf.global_variables()))
         ways = sessions.traced(session, scheme.train_op, progress)
         for (sender, receiver), sent in sorted(ways.items()):
             if sender.startswith('worker') and receiver.startswith('worker'):
                 progress.say(f'in a step {sender} sends {sent} to {receiver}')
-
-        def train(step_context):
-            """Trains past the hooks for a second, and then runs them: checkpoints."""
-            until = time.time() + 1
-            with sessions.failures_of_ps():
-                while time.time() < until and progress.goes_on():
-                    progress.add(past_the_hooks.run())
-                step_context.run_with_hooks(global_step)
-                test.now_and_then(step_context.session, progress)
-
         while progress.goes_on() and not session.should_stop():
-            session.run_step_fn(train)
+            trainer.train_for_a_second(session, progress, then=test.now_and_then)
         progress.done()
-        progress.test(session.run_step_fn(test.in_step))
+        test.at_the_end(session, progress)
 
 
 if __name__ == '__main__':

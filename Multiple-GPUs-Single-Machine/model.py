@@ -1,7 +1,7 @@
 """The data and the network: the file to replace with your own.
 
-A small convolutional network with weight decay, digits or CIFAR-10, and a pipeline of its own for
-each tower.
+It has a small convolutional network with weight decay, the digits or CIFAR-10, and an input
+pipeline for each tower.
 """
 
 import functools
@@ -12,17 +12,18 @@ import zlib
 
 from absl import flags
 import numpy as np
-from tfdist import batches as pipelines, datasets, layers
 import tensorflow.compat.v1 as tf
+from tfdist.data import batches as pipelines, datasets, layers
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum('dataset', 'digits', ['digits', 'cifar10'],
                   'digits: 8x8 grey images, part of scikit-learn; cifar10: 32x32 in color')
-flags.DEFINE_float('weight_decay', 1e-4, "how much of the weights' squares is in the loss",
+flags.DEFINE_float('weight_decay', 1e-4, "factor of the weights' squares in the loss",
                    lower_bound=0)
 
+INPUTS = 'images', 'labels'  # what an exported model calls the parts of a batch
 _CIFAR_URL = 'https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz'
-_CIFAR_RECORD = 1 + 3 * 32 * 32  # a label, then the red, the green and the blue plane
+_CIFAR_RECORD = 1 + 3 * 32 * 32  # a label, then the red, green and blue planes
 _CHANNELS = {'digits': [16, 32], 'cifar10': [64, 64]}
 _UNITS = {'digits': 64, 'cifar10': 192}
 _CLASSES = 10
@@ -39,10 +40,10 @@ def _cifar10(data_dir):
     """Returns 50,000 images to train on and 10,000 to test on, as (images, labels, images, labels).
 
     Args:
-      data_dir: string, where the archive is, or is put after its download.
+      data_dir: string, directory of the archive, or for its download.
 
     Raises:
-      SystemExit: if the archive is neither there nor to be had, or is not what it should be.
+      SystemExit: if the archive cannot be downloaded, or is not whole.
     """
     path = datasets.fetch(_CIFAR_URL, data_dir, 'cifar10')
     try:
@@ -75,18 +76,18 @@ def load():
 
 
 def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
-    """Reads one shard of the training set for ever, shuffled anew in each epoch.
+    """Reads one shard of the training set endlessly, shuffled again in each epoch.
 
     Args:
       batch_size: int, examples in a batch.
-      count: int, how many batches each run of the graph takes.
+      count: int, batches that each run of the graph takes.
       shard: int, which shard: examples `shard`, `shard + num_shards`, ...
-      num_shards: int, how many shards there are, one for each tower.
+      num_shards: int, number of shards, one for each tower.
       seed: int, of the shuffle; the shard is mixed in.
 
     Returns:
       List of `count` batches, pairs of tensors: images [batch_size, height, width, channels]
-      float32 in [0, 1] and labels [batch_size] int64. Those of the next two runs are made ahead.
+      float32 in [0, 1] and labels [batch_size] int64. Batches are prepared two runs ahead.
     """
     dataset = pipelines.shuffled(load()[:2], shard, num_shards, seed)
     for size in batch_size, count:
@@ -95,27 +96,23 @@ def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
 
 
 def test_batches(batch_size):
-    """Returns the test set as a `tf.data.Dataset` of batches as from `train_batches`."""
+    """Returns the test set, a `tf.data.Dataset` of batches as from `train_batches`."""
     return tf.data.Dataset.from_tensor_slices(pipelines.tensors(load()[2:])).batch(batch_size)
 
 
-def loss_and_metrics(batch, training):
-    """Builds the network: two layers of convolution and pooling, two dense ones.
+def logits(images):
+    """Builds the network: two layers of convolution and pooling, then two dense layers.
 
-    What each layer puts out goes into the collection ACTIVATIONS, and what --weight_decay adds to
-    the loss into REGULARIZATION_LOSSES, every time that the network is built.
+    Each time, it adds the outputs of the layers to the collection ACTIVATIONS, and the terms of
+    --weight_decay to REGULARIZATION_LOSSES.
 
     Args:
-      batch: pair of images [batch_size, height, width, channels] float32 and labels [batch_size]
-        int64, the classes.
-      training: bool; the network is the same in training and in the test.
+      images: [batch_size, height, width, channels] float32.
 
     Returns:
-      The mean cross-entropy in nats, without the weight decay, a float32 scalar; and a dict:
-      'accuracy', the share of right answers, a float32 scalar.
+      [batch_size, 10] float32.
     """
-    del training
-    units, labels = batch
+    units = images
     for i, channels in enumerate(_CHANNELS[FLAGS.dataset]):
         with tf.variable_scope(f'convolution_{i}'):
             weights, biases = _weights([3, 3, units.shape[3], channels])
@@ -129,9 +126,24 @@ def loss_and_metrics(batch, training):
         tf.add_to_collection(tf.GraphKeys.ACTIVATIONS, units)
     with tf.variable_scope('logits'):
         weights, biases = _weights([units.shape[1], _CLASSES])
-        logits = tf.nn.bias_add(tf.matmul(units, weights), biases)
-    loss, accuracy = layers.loss_and_accuracy(logits, labels)
+        return tf.nn.bias_add(tf.matmul(units, weights), biases)
+
+
+def loss_and_metrics(batch, training):
+    """Builds the network on a batch: pair of images and labels [batch_size] int64, the classes.
+
+    Returns the mean cross-entropy in nats, without the weight decay, a float32 scalar; and a dict
+    with the 'accuracy', the share of right answers. The network is the same in training and test.
+    """
+    del training
+    loss, accuracy = layers.loss_and_accuracy(logits(batch[0]), batch[1])
     return loss, {'accuracy': accuracy}
+
+
+def predictions(batch):
+    """Returns what an exported model says of the images of a batch, see --export_dir."""
+    scores = logits(batch[0])
+    return {'classes': tf.argmax(scores, axis=1), 'probabilities': tf.nn.softmax(scores)}
 
 
 def _weights(shape):

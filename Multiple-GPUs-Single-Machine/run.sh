@@ -4,7 +4,7 @@
 #     MODE=threads bash run.sh          one process, a thread for each GPU
 #     MODE=workers bash run.sh          a parameter server and a worker for each GPU
 #     WORKERS=2 bash run.sh             a parameter server and workers that each have towers
-# The same with PORT=, PYTHON= and LOCAL_ONLY=1: tfdist/launch.py says what they do.
+# The same with PORT=, PYTHON= and LOCAL_ONLY=1: tfdist/start/launch.py says what they do.
 set -u
 here=$(cd "${BASH_SOURCE[0]%run.sh}." && pwd)
 python=${PYTHON:-$here/../.venv/bin/python}
@@ -31,4 +31,4 @@ case ${MODE:=towers} in
     exit 1
     ;;
 esac
-exec "$python" "$here/tfdist.py" "${start[@]}" "$@"
+exec "$python" "$here/find_library.py" "${start[@]}" "$@"

@@ -1,18 +1,20 @@
-"""Threads: the towers of towers.py, without the mean. Each has a thread, and trains as it likes.
+"""Threads: the towers of towers.py, without the mean. A thread trains each at its own pace.
 
     x <- x - learning_rate * g_k(x as it was when tower k read it)
 
-One process, one session, one set of variables in its memory. Each thread runs the train op of its
-own tower again and again, and waits for nobody: HogWild! within a process. A global step is an
-update by one tower.
+There is one process, one session, and one set of variables in memory. Each thread runs the train op
+of its own tower again and again, and waits for nobody: HogWild! within a process. A global step is
+an update by one tower.
 """
 
+import functools
 import threading
 
 from absl import flags
-from tfdist import checkpoints, console, report, sessions
-from tfdist.quiet import tf
-
+import find_library  # noqa: F401  (finds tfdist)
+from tfdist.start import console
+from tfdist.training import checkpoints, report, sessions
+from tfdist.start.quiet import tf
 import towers
 
 FLAGS = flags.FLAGS
@@ -23,7 +25,7 @@ def make_steps(tower_list, global_step, hparams):
     """Makes a step for each tower.
 
     Args:
-      tower_list: list of `towers.Tower`, each of a network of its own, on the same variables.
+      tower_list: list of `towers.Tower`, each with its own network, on the same variables.
       global_step: integer `tf.Variable`, counts the updates by all towers.
       hparams: object with the attributes learning_rate, decay_rate, decay_steps and use_locking.
 
@@ -36,8 +38,7 @@ def make_steps(tower_list, global_step, hparams):
     steps = []
     for tower in tower_list:
         updates = [optimizer.apply_gradients(zip(tower.gradients, tower.network.variables))]
-        if tower.network.state:
-            updates.append(tower.network.state.push())
+        updates += [kept.push() for kept in (tower.network.state, tower.network.own) if kept]
         with tf.control_dependencies(updates):
             count = tf.identity(global_step.assign_add(1, use_locking=True))
         if tower.network.averages:
@@ -54,9 +55,9 @@ def train(runs, take, train_steps, step, coord):
         its result.
       take: function that takes each result; the threads call it one at a time.
       train_steps: int, the global step at which to stop.
-      step: int, the global step now.
+      step: int, the current global step.
       coord: `tf.train.Coordinator`. When a thread fails, it stops the others, and its `join` raises
-        what was wrong.
+        the error.
 
     Returns:
       List of the `threading.Thread`, all started.
@@ -87,28 +88,27 @@ def main(_):
     with tf.device('/device:CPU:0'):
         steps = make_steps(tower_list, global_step, FLAGS)
 
-    past_the_hooks = [sessions.PastTheHooks(step, test=None if i else test)
-                      for i, step in enumerate(steps)]
+    trainers = [sessions.Trainer(step, test=None if i else test,
+                                 network=tower_list[i].network) for i, step in enumerate(steps)]
     checkpoints.claim(FLAGS.model_dir, 'threads')
     with tf.train.MonitoredTrainingSession(
             checkpoint_dir=FLAGS.model_dir, config=tf.ConfigProto(**options),
             scaffold=tf.train.Scaffold(saver=checkpoints.Saver('threads')),
-            hooks=past_the_hooks + towers.summary_hooks(tower_list, FLAGS.model_dir),
+            hooks=trainers + towers.summary_hooks(tower_list, FLAGS.model_dir),
             save_checkpoint_secs=FLAGS.save_checkpoint_secs, save_summaries_steps=None,
             save_summaries_secs=None, log_step_count_steps=None) as session:
-        progress = report.Progress('threads', session.run(global_step))
+        progress = report.Progress('threads', session.run(global_step), model=towers.model)
         progress.say(words)
         coord = tf.train.Coordinator()
-        threads = train([hook.run for hook in past_the_hooks], progress.add, FLAGS.train_steps,
+        threads = train([trainer.run for trainer in trainers], progress.add, FLAGS.train_steps,
                         progress.global_step, coord)
         while not coord.wait_for_stop(timeout=1):
             session.run(global_step)  # with the hooks: checkpoints, summaries
-            session.run_step_fn(
-                lambda step_context: test.now_and_then(step_context.session, progress))
+            sessions.run_in(session, functools.partial(test.now_and_then, progress=progress))
         coord.join(threads)
         progress.global_step = int(session.run(global_step))
         progress.done()
-        progress.test(session.run_step_fn(test.in_step))
+        test.at_the_end(session, progress)
 
 
 if __name__ == '__main__':

@@ -1,10 +1,10 @@
-"""Shows that the towers compute at the same time: draws which of them did what when in a step.
+"""Shows that the towers compute at the same time: draws what each of them did when in a step.
 
     python timeline.py                 traces some steps of towers.py; the picture is timeline.png
 
-`build_towers` makes the towers in a loop, one after the other. That is only how the graph is made:
-when it runs, TensorFlow starts whatever is ready, as long as it has a thread for it. So the step is
-drawn twice, with a thread for each core and with a single one.
+`build_towers` makes the towers in a loop, one after the other, but that is only how the graph is
+made. When the graph runs, TensorFlow starts every operation that is ready, as long as it has a
+thread. So the step is drawn twice, with a thread for each core and with a single thread.
 """
 
 import collections
@@ -14,48 +14,49 @@ import time
 
 from absl import flags
 import matplotlib
-from tfdist import console, traffic
-from tfdist.quiet import tf
-
+import find_library  # noqa: F401  (finds tfdist)
+from tfdist.start import console
+from tfdist.training import traffic
+from tfdist.start.quiet import tf
 import towers
 
-matplotlib.use('Agg')  # it writes a file, and needs no screen
+matplotlib.use('Agg')  # writes a file, without a screen
 from matplotlib import pyplot as plt  # noqa: E402
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string('picture', 'timeline.png', 'file that the picture goes to')
-flags.DEFINE_integer('traces', 9, 'steps to trace; the one in the middle is drawn', lower_bound=1)
-FLAGS.set_default('batch_size', 256)  # so that what a tower computes is much of its step
+flags.DEFINE_string('picture', 'timeline.png', 'file for the picture')
+flags.DEFINE_integer('traces', 9, 'steps to trace; the median one is drawn', lower_bound=1)
+FLAGS.set_default('batch_size', 256)  # so that the towers' computing takes most of a step
 
 _PALETTE = ['#0072b2', '#d55e00', '#009e73', '#cc79a7']
 _REST = 'all others'
-# A tower's operations have its scope in their names; reading the variables is done before.
+# Operations of a tower have its scope in their names; the variables are read outside of it.
 _TOWER = re.compile(r'(tower_\d+)/')
 
 
 def trace_steps(train_op, options, num_threads, count):
-    """Trains in a session of its own, and traces some steps.
+    """Trains in a new session, and traces some steps.
 
     Args:
       train_op: dict of tensors.
       options: dict of arguments for `tf.ConfigProto`.
-      num_threads: int, for how many operations at once there are threads; 0: one for each core.
-      count: int, how many steps to trace.
+      num_threads: int, the number of operations that can run at once; 0: one for each core.
+      count: int, the number of steps to trace.
 
     Returns:
       List of `count` traces, each a dict of lists of `traffic.Work` by 'tower_0', 'tower_1', ...,
-      and 'all others', which is the variables, the batches, the mean and the update.
+      and 'all others': the variables, the batches, the mean and the update.
     """
     config = tf.ConfigProto(inter_op_parallelism_threads=num_threads, use_per_session_threads=True,
                             intra_op_parallelism_threads=1, **options)
     with tf.Session(config=config) as session:
         session.run(tf.global_variables_initializer())
-        session.run(tf.tables_initializer())  # these are the batches' iterators
+        session.run(tf.tables_initializer())  # initializes the batches' iterators
         for _ in range(10):  # the first steps take longer
             session.run(train_op)
         traces = []
         for _ in range(count):
-            time.sleep(0.05)  # the next batches are made meanwhile: only the step is of interest
+            time.sleep(0.05)  # for the next batches to be made outside of the step
             metadata = tf.RunMetadata()
             session.run(train_op, options=traffic.TRACE, run_metadata=metadata)
             rows = collections.defaultdict(list)
@@ -67,13 +68,13 @@ def trace_steps(train_op, options, num_threads, count):
 
 
 def at_once(rows):
-    """Returns for how long how many towers were at work at once.
+    """Returns the time that each number of towers was at work at once.
 
     Args:
       rows: one of the traces of `trace_steps`.
 
     Returns:
-      `collections.Counter`, milliseconds by a number of towers, from 1 on.
+      `collections.Counter`, milliseconds by the number of towers, from 1.
     """
     edges = [edge for tower in rows if tower != _REST for begin, end in _stretches(rows[tower])
              for edge in ((begin, 1), (end, -1))]
@@ -86,7 +87,7 @@ def at_once(rows):
 
 
 def _stretches(works):
-    """Returns lists [begin, end] of the time in which at least one of the operations ran."""
+    """Returns lists [begin, end] of times in which at least one of the operations ran."""
     stretches = []
     for begin, end in sorted((work.begin, work.end) for work in works):
         if stretches and begin <= stretches[-1][1]:
@@ -97,13 +98,13 @@ def _stretches(works):
 
 
 def share_together(rows):
-    """Returns in what share of the time with a tower at work there were several, 0 to 1."""
+    """Returns the share, 0 to 1, of the time with any tower at work in which several were."""
     lengths = at_once(rows)
     return 1 - lengths[1] / sum(lengths.values())
 
 
 def in_the_middle(traces):
-    """Returns the one of the traces that has as many with less together as with more."""
+    """Returns the trace with the median of `share_together`."""
     return sorted(traces, key=share_together)[len(traces) // 2]
 
 
@@ -111,7 +112,7 @@ def draw(traces, path):
     """Draws traces below each other.
 
     Args:
-      traces: dict of traces by their titles.
+      traces: dict of traces by title.
       path: string, the file.
     """
     figure, panes = plt.subplots(len(traces), sharex=True, figsize=(9, 1.9 * len(traces)), dpi=100,

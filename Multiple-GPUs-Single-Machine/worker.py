@@ -1,27 +1,34 @@
-"""A worker of a cluster, with one tower or several, and a ps between it and the others.
+"""A worker of a cluster, with one tower or several, which trains through a ps.
 
     x <- x - learning_rate * mean of g_k(x as it was when this worker read it)
 
-Within a worker the towers are synchronous, as in towers.py; among workers it is asynchronous. With
-one tower in each worker (`MODE=workers bash run.sh`, a process for each GPU) it is HogWild. What
+The towers of a worker are synchronous, as in towers.py; the workers are asynchronous. With one
+tower in each worker (`MODE=workers bash run.sh`, a process for each GPU) this is HogWild. What
 travels in each step: the variables to each tower, and the mean of the towers' gradients to the ps.
+
+How to start it: `MODE=workers bash run.sh` on this machine, or by hand on the hosts alpha and beta:
+
+    HOSTS="--ps_hosts=alpha:2222 --worker_hosts=alpha:2223,beta:2223"
+    python ps.py $HOSTS --task_index=0         # on alpha
+    python worker.py $HOSTS --task_index=0     # on alpha
+    python worker.py $HOSTS --task_index=1     # on beta
 """
 
-import time
-
 from absl import flags
-from tfdist import checkpoints, chief, cluster, console, ending, liveness, report, sessions
-from tfdist.quiet import tf
-
+import find_library  # noqa: F401  (finds tfdist)
+from tfdist.cluster import liveness, membership, servers, shutdown
+from tfdist.start import console
+from tfdist.training import checkpoints, chief, report, sessions
+from tfdist.start.quiet import tf
 import towers
 
 FLAGS = flags.FLAGS
 
 
 def placement(cluster_spec, worker_device):
-    """Returns a function of a device of this worker, that returns what `tf.device` takes.
+    """Returns a function of a device of this worker that returns a device function.
 
-    That is, to put the variables on the ps in turn, and all else on the device.
+    The latter puts the variables on the ps in turn, and all else on the device.
     """
     return lambda device: tf.train.replica_device_setter(
         cluster=cluster_spec, ps_device='/job:ps/device:CPU:0',
@@ -29,15 +36,16 @@ def placement(cluster_spec, worker_device):
 
 
 def train(_):
-    resolver = cluster.resolve('worker')
+    resolver = membership.resolve('worker')
     cluster_spec, task_index = resolver.cluster_spec(), resolver.task_id
     num_workers = cluster_spec.num_tasks('worker')
     is_chief = task_index == 0
     worker_device = f'/job:worker/task:{task_index}'
     devices, options, words = towers.find_devices(FLAGS.num_gpus)
-    # Without filters a session waits for all tasks of the cluster, and not only for the ps.
-    config = sessions.config(device_filters=['/job:ps', worker_device], **options)
+    # Distributed: a session waits for all tasks that it sees. These see the ps and this worker.
+    config = servers.config(device_filters=['/job:ps', worker_device], **options)
     # The server owns the devices, so it has to know how many there are.
+    # Distributed: the ps and this worker reach each other through their servers.
     server = tf.train.Server(cluster_spec, 'worker', task_index, config=config)
 
     tf.set_random_seed(FLAGS.seed)
@@ -46,10 +54,14 @@ def train(_):
     with tf.device(place('/device:CPU:0')):
         train_op = towers.make_step(tower_list, global_step, FLAGS)
 
-    past_the_hooks = sessions.PastTheHooks(train_op, test=test)
-    duties = chief.Duties(resolver, test)
-    hooks = [past_the_hooks, duties, ending.SayDone(resolver)]
+    trainer = sessions.Trainer(train_op, test=test, network=tower_list[0].network)
+    # Distributed: worker 0, the chief, saves and tests; another worker does while it is away.
+    chief_role = chief.Role(resolver, test)
+    # Distributed: the ps end when every worker has said that it is done.
+    hooks = [trainer, chief_role, shutdown.SayDone(resolver)]
+    # Distributed: no silent wait for a ps that does not answer.
     liveness.watch(resolver)
+    # Distributed: the chief makes or restores the parameters; the others wait for these.
     if is_chief:
         session = tf.train.MonitoredTrainingSession(
             server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,
@@ -62,22 +74,13 @@ def train(_):
             sessions.WorkerSessionCreator(server.target, config), hooks)
 
     with session:
-        progress = report.Progress(f'worker {task_index}', session.run(global_step), is_chief)
+        progress = report.Progress(f'worker {task_index}', session.run(global_step), is_chief,
+                                   towers.model)
         progress.say(words)
-
-        def train_a_second(step_context):
-            """Trains past the hooks for a second, and then runs them: checkpoints, summaries."""
-            until = time.time() + 1
-            with sessions.failures_of_ps():
-                while time.time() < until and progress.goes_on():
-                    progress.add(past_the_hooks.run(), len(devices))
-                step_context.run_with_hooks(global_step)
-                duties.now_and_then(step_context.session, progress)
-
         while progress.goes_on() and not session.should_stop():
-            session.run_step_fn(train_a_second)
+            trainer.train_for_a_second(session, progress, len(devices), chief_role.now_and_then)
         progress.done()
-        duties.at_the_end(session, progress)
+        chief_role.at_the_end(session, progress)
 
 
 if __name__ == '__main__':

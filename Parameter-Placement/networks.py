@@ -1,27 +1,44 @@
-"""Networks to place: the one of model.py, and two on which the strategies differ.
+"""Networks to place: the network of model.py, and two on which the strategies differ.
 
-For worker.py this is the model: the functions of model.py, with a choice of networks.
+To worker.py this is the model: it has the functions of model.py, with a choice of networks.
 """
 
 from absl import flags
-from tfdist import layers, models, problem
-from tfdist.quiet import tf
+from tfdist.data import layers, problem
+from tfdist.model import model_file
+from tfdist.start.quiet import tf
 
-model = models.load()
+model = model_file.load()
 FLAGS = flags.FLAGS
 train_batches, test_batches = model.train_batches, model.test_batches
 flags.DEFINE_enum('network', 'model', ['model', 'uneven', 'deep'],
                   'model: the one of model.py; uneven: one large layer and five small ones; '
                   'deep: 50 narrow layers, a hundred small variables')
 
+
+def __getattr__(name):
+    """Returns what else model.py has; what names variables is for its own network only."""
+    if name in ('initial_values', 'trains') and FLAGS.is_parsed() and FLAGS.network != 'model':
+        raise AttributeError(name)
+    return getattr(model.module, name)
+
+
 def loss_and_metrics(batch, training):
-    """Builds the network of --network on a batch; see `models`."""
+    """Builds the network of --network on a batch; see `model_file`."""
     if FLAGS.network == 'model':
         return model.loss_and_metrics(batch, training)
     images, labels = batch
     logits = (_uneven if FLAGS.network == 'uneven' else _deep)(images)
     loss, accuracy = layers.loss_and_accuracy(logits, labels)
     return loss, {'accuracy': accuracy}
+
+
+def predictions(batch):
+    """Returns what an exported model says of a batch; see `model_file`."""
+    if FLAGS.network == 'model':
+        return model.predictions(batch)
+    scores = (_uneven if FLAGS.network == 'uneven' else _deep)(batch[0])
+    return {'classes': tf.argmax(scores, axis=1), 'probabilities': tf.nn.softmax(scores)}
 
 
 def _uneven(units):
@@ -32,7 +49,7 @@ def _uneven(units):
 
 
 def _deep(units, depth=50, width=16):
-    """Residual layers: each adds its little to what it gets, so that all of them learn."""
+    """Residual layers: each adds a little to its input, so that all of them learn."""
     units = tf.nn.relu(layers.dense(units, width, 'hidden_0'))
     for i in range(1, depth - 1):
         units += tf.nn.relu(layers.dense(units, width, f'hidden_{i}')) / depth

@@ -2,48 +2,57 @@
 
     c <- c - learning_rate * g(c)
 
-The rule is that of Distributed-Setup, and so is what this worker keeps and sends in each step. What
-differs is where it goes: --strategy spreads the center over the parameter servers. The one that has
-the most to read and to write is the one that all workers wait for.
+The rule is the one of Distributed-Setup, and this worker keeps and sends the same in each step. But
+--strategy spreads the center over the parameter servers. All workers wait for the parameter server
+that has the most to read and to write.
+
+How to start it: `bash run.sh` on this machine, or by hand on two hosts, alpha and beta:
+
+    HOSTS="--ps_hosts=alpha:2222 --worker_hosts=alpha:2223,beta:2223"
+    python ps.py $HOSTS --task_index=0         # on alpha
+    python worker.py $HOSTS --task_index=0     # on alpha
+    python worker.py $HOSTS --task_index=1     # on beta
 """
 
 import sys
-import time
 
 from absl import flags
-from tfdist import (averages, building, checkpoints, chief, cluster, console, ending, evaluation,
-                    exchange, liveness, models, report, seam, sessions, tables, traffic,
-                    training_flags)
-from tfdist.quiet import tf
-
+import find_library  # noqa: F401  (finds tfdist)
+from tfdist.cluster import liveness, membership, servers, shutdown
+from tfdist.model import averages, building, model_file
+from tfdist.scheme import exchange, recipe, seam, tables, trainee
+from tfdist.start import console
+from tfdist.training import (checkpoints, chief, evaluation, report, sessions, traffic,
+                             training_flags)
+from tfdist.start.quiet import tf
 import networks
 
-model = models.Model(networks)  # model.py, and other networks to choose from
+model = model_file.Model(networks)  # model.py, and other networks to choose from
 FLAGS = flags.FLAGS
-training_flags.define(train_steps=3000, learning_rate=0.1)
+training_flags.define(model, train_steps=3000, learning_rate=0.1)
 flags.DEFINE_enum('strategy', 'greedy', ['round_robin', 'greedy', 'partitioned', 'fused'],
-                  'round_robin: one variable each, in turn; greedy: each to the ps that has the '
-                  'fewest bytes; partitioned: of each variable a part to each ps; fused: all '
-                  'variables in one vector, of which each ps has a part')
+                  'round_robin: variables go to the ps in turn; greedy: each to the ps with the '
+                  'fewest bytes; partitioned: a part of each variable to each ps; fused: all '
+                  'variables form one vector, a part of which goes to each ps')
 
 
 class Greedy:
     """A `ps_strategy` for `tf.train.replica_device_setter`: the emptiest ps gets the next variable.
 
-    Workers that do not agree where a variable is train different ones. So each must make the same
-    variables in the same order, with a Greedy of its own.
+    Workers that disagree on where a variable is train different variables. So each worker must make
+    the same variables in the same order, with a Greedy of its own.
 
     Attributes:
-      loads: list of ints, the bytes that each ps has so far.
+      loads: list of ints, the bytes on each ps so far.
     """
 
     def __init__(self, num_ps):
         self.loads = [0] * num_ps
 
     def __call__(self, op):
-        """Returns the index of the ps for what `op` makes: the first of those with least bytes."""
+        """Returns the index of the ps for `op`: the first with the fewest bytes."""
         ps = self.loads.index(min(self.loads))
-        if op.type == 'VarHandleOp':  # nobody knows how large tables become
+        if op.type == 'VarHandleOp':  # the final size of hash tables is unknown
             self.loads[ps] += (tf.TensorShape(op.get_attr('shape')).num_elements()
                                * tf.as_dtype(op.get_attr('dtype')).size)
         return ps
@@ -51,17 +60,17 @@ class Greedy:
 
 def device_setter(strategy, cluster_spec, worker_device):
     """Returns a device function: variables go where `strategy` says, other ops to this worker."""
-    # None is TensorFlow's own: in turn.
+    # None is TensorFlow's own strategy: in turn.
     ps_strategy = (None if strategy == 'round_robin' else Greedy(cluster_spec.num_tasks('ps')))
     return tf.train.replica_device_setter(cluster=cluster_spec, worker_device=worker_device,
                                           ps_strategy=ps_strategy)
 
 
 class Placement:
-    """The parameters of a network as they are kept: whole, cut, or fused into one vector and cut.
+    """The parameters of a network as stored: whole, cut, or fused into one vector and cut.
 
     Attributes:
-      variables: list of `tf.Variable`, what is kept, in order.
+      variables: list of the stored `tf.Variable`, in order.
     """
 
     def __init__(self, strategy, initial_values, num_ps):
@@ -69,11 +78,11 @@ class Placement:
 
         Args:
           strategy: a value of --strategy.
-          initial_values: dict of tensors by name; all strategies start from these.
-          num_ps: int, into how many parts to cut.
+          initial_values: dict of tensors by name, the same for all strategies.
+          num_ps: int, the number of parts to cut into.
 
         Raises:
-          SystemExit: if they cannot be fused.
+          SystemExit: if the values cannot be fused.
         """
         self._shapes = {name: value.shape for name, value in initial_values.items()}
         self._fused = strategy == 'fused'
@@ -88,7 +97,7 @@ class Placement:
         self._parts = []
         for name, value in initial_values.items():
             if cut and value.shape.rank:
-                # Along axis 0; the first parts are longer by one if it has to be.
+                # Along axis 0; the first parts are longer by one if the rest demands it.
                 self._parts.append(list(tf.get_variable(
                     name, initializer=value, partitioner=tf.fixed_size_partitioner(num_ps))))
             else:
@@ -96,13 +105,13 @@ class Placement:
         self.variables = [part for parts in self._parts for part in parts]
 
     def whole(self, values):
-        """Puts together what the network is built on.
+        """Reassembles the network's parameters.
 
         Args:
           values: list of tensors, values for `variables`.
 
         Returns:
-          List of tensors, of the names and shapes of the initial values.
+          List of tensors in the order and shapes of the initial values.
         """
         rest = iter(values)
         pieces = [[next(rest) for _ in parts] for parts in self._parts]
@@ -121,15 +130,17 @@ class Scheme(seam.Seam):
         variables = network.variables
         self.pull = exchange.pull(variables, global_step)
         gradients, self.computed = network.gradients_at(self.pull[1:])
+        gradients = network.decayed(gradients, self.pull[1:])
+        rate = network.rate(hparams.learning_rate, self.pull[0])
         # Not an optimizer's update on the ps: on TensorFlow 1.15 the step size would travel, too.
-        self.pushed = [-hparams.learning_rate * gradient for gradient in gradients]
+        self.pushed = [recipe.scaled(-rate, gradient) for gradient in gradients]
         push = exchange.add_to(variables, self.pushed)
         with tf.control_dependencies([push]):
             self.push = {'global_step': exchange.count(global_step, self.pull[0])['global_step']}
 
 
 def table_names(scope):
-    """Returns a set of strings: which variables of the model, below a scope, are tables."""
+    """Returns the names of the model's variables in a scope that are tables, a set of strings."""
     with tf.Graph().as_default():
         tf.train.get_or_create_global_step()
         with tf.variable_scope(scope):
@@ -137,22 +148,21 @@ def table_names(scope):
         return {name.table.op.name for name in network.variables if isinstance(name, tables.Rows)}
 
 
-class Placed:
-    """A network whose variables are kept as --strategy says.
+class Placed(trainee.Trainee):
+    """A network whose variables are stored as --strategy says.
 
-    Tables are kept as the model made them: in parts, if it says so, each where the device setter
-    puts it.
+    Tables are stored as the model makes them, whole or in parts, where the device setter puts them.
 
     Attributes:
-      variables: list of `tf.Variable`, and of `tables.Rows` at its end: the center.
-      state, averages: see `building.Network`.
+      variables: list of `tf.Variable`, then `tables.Rows`: the center.
+      state, own, averages: see `building.Network`.
     """
 
     def __init__(self, batches, delay, cluster_spec, worker_device):
-        """Builds the network for its variables' initial values, and makes the center of these.
+        """Builds the network for the initial values of its variables, and makes the center of them.
 
         Args:
-          batches: list of nests of tensors, to train on.
+          batches: list of nests of tensors to train on.
           delay: float, seconds to waste on each batch.
           cluster_spec: `tf.train.ClusterSpec`.
           worker_device: string, this worker.
@@ -161,7 +171,9 @@ class Placed:
         where_made = table_names(scope)
 
         def never_used(next_creator, **kwargs):
-            if not kwargs.get('trainable', True) or kwargs['name'] in where_made:
+            name = kwargs['name']
+            if (not kwargs.get('trainable', True) or name in where_made
+                    or not model.trains(name[len(scope) + 1:])):
                 return next_creator(**kwargs)
             with tf.device(worker_device):  # on a ps it would count as load
                 return next_creator(**kwargs)
@@ -178,57 +190,102 @@ class Placed:
             FLAGS.strategy, {variable.op.name[len(scope) + 1:]: variable.initial_value
                              for variable in wanted}, cluster_spec.num_tasks('ps'))
         self.variables = self._placement.variables + rows
-        self.state = self._network.state
-        self.averages = averages.asked_for(self.variables)
+        self.state, self.own = self._network.state, self._network.own
+        self.recipe = self._network.recipe.within(scope)
+        self.averages = averages.asked_for(self.variables, model)
+
+    def set_pace(self, *args):
+        """See `trainee.Trainee`."""
+        super().set_pace(*args)
+        self._network.set_pace(*args)
 
     def gradients_at(self, values):
         """See `building.Network`."""
         return self._network.gradients_at(self._in_order(values), values)
 
+    def decayed(self, gradients, values):
+        """See `trainee.Trainee`: by the names in the model, also if two share a stored variable."""
+        if not self.recipe.weight_decay:
+            return gradients
+        whole = self._in_order(values)
+        decays = self.recipe.decayed(list(map(tf.zeros_like, whole)), self._network.variables,
+                                     whole)
+        return exchange.add(gradients, tf.gradients(whole, values, decays))
+
     def _in_order(self, values):
-        """Returns what the network is built on: values in the order in which it has variables."""
+        """Returns values for the network, in the order of its variables."""
         kept = len(self._placement.variables)
         whole, rows = iter(self._placement.whole(values[:kept])), iter(values[kept:])
         return [next(rows if isinstance(variable, tables.Rows) else whole)
                 for variable in self._network.variables]
 
+    @property
+    def summaries(self):
+        """See `building.Network`."""
+        return self._network.summaries
+
+    def hooks(self):
+        """See `building.Network`."""
+        return self._network.hooks()
+
+    def shared_by(self, num_workers):
+        """See `building.Network`."""
+        self._network.shared_by(num_workers)
+
+    def check_constraints(self):
+        """See `trainee.Trainee`."""
+        super().check_constraints(self._network.variables)
+
     def finish(self):
         """See `building.Network`."""
         self._network.finish()
 
+    def _tested(self):
+        """Returns what is tested, in the order of the network's variables; None for a table."""
+        return self._in_order(self.averages.values() if self.averages else [
+            None if isinstance(variable, tables.Rows) else exchange.read(variable)
+            for variable in self.variables])
+
     def at_variables(self, batch):
         """See `building.Network`."""
-        values = self.averages.values() if self.averages else [
-            None if isinstance(variable, tables.Rows) else exchange.read(variable)
-            for variable in self.variables]
-        return self._network.at_variables(batch, self._in_order(values))
+        return self._network.at_variables(batch, self._tested())
+
+    def tested_values(self):
+        """See `building.Network`; the names are those without the scope of the constructor."""
+        return {name.partition('/')[2]: value
+                for name, value in self._network.tested_values(self._tested()).items()}
 
 
 def place_and_train(_):
-    resolver = cluster.resolve('worker')
+    resolver = membership.resolve('worker')
     cluster_spec, task_index = resolver.cluster_spec(), resolver.task_id
     num_ps = cluster_spec.num_tasks('ps')
     is_chief = task_index == 0
     worker_device = f'/job:worker/task:{task_index}'
-    # Without filters a session waits for all tasks of the cluster, and not only for the ps.
-    config = sessions.config(device_filters=['/job:ps', worker_device])
+    # Distributed: a session waits for all tasks that it sees. These see the ps and this worker.
+    config = servers.config(device_filters=['/job:ps', worker_device])
+    # Distributed: the ps and this worker reach each other through their servers.
     server = tf.train.Server(cluster_spec, 'worker', task_index, config=config)
 
     tf.set_random_seed(FLAGS.seed)
     with tf.device(device_setter(FLAGS.strategy, cluster_spec, worker_device)):
         global_step = tf.train.get_or_create_global_step()
         local_steps = Scheme.local_steps(FLAGS)
-        batches = model.train_batches(FLAGS.batch_size, local_steps, task_index,
+        batches = model.train_batches(FLAGS.batch_size, Scheme.batches(FLAGS), task_index,
                                       cluster_spec.num_tasks('worker'), FLAGS.seed)
         network = Placed(batches, training_flags.straggler_delay(task_index), cluster_spec,
                          worker_device)
-        test = evaluation.Test(model, network.at_variables, is_chief)
+        test = evaluation.Test(model, network.at_variables, is_chief, network.tested_values)
         scheme = Scheme(network, global_step, FLAGS, task_index, cluster_spec.num_tasks('worker'))
 
-    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test)
-    duties = chief.Duties(resolver, test)
-    hooks = scheme.hooks + [past_the_hooks, duties, ending.SayDone(resolver)]
+    trainer = sessions.Trainer.of(scheme, test)
+    # Distributed: worker 0, the chief, saves and tests; another worker does while it is away.
+    chief_role = chief.Role(resolver, test)
+    # Distributed: the ps end when every worker has said that it is done.
+    hooks = scheme.hooks + [trainer, chief_role, shutdown.SayDone(resolver)]
+    # Distributed: no silent wait for a ps that does not answer.
     liveness.watch(resolver)
+    # Distributed: the chief makes or restores the parameters; the others wait for these.
     if is_chief:
         session = tf.train.MonitoredTrainingSession(
             server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,
@@ -240,7 +297,8 @@ def place_and_train(_):
             sessions.WorkerSessionCreator(server.target, config), hooks)
 
     with session:
-        progress = report.Progress(f'worker {task_index}', session.run(global_step), is_chief)
+        progress = report.Progress(f'worker {task_index}', session.run(global_step), is_chief,
+                                   model)
         if is_chief:
             for ps in range(num_ps):
                 progress.say(traffic.kept('ps', ps, tf.global_variables()))
@@ -248,20 +306,10 @@ def place_and_train(_):
             for ps in range(num_ps if sent else 0):
                 read, written = sent[f'ps {ps}', 'worker 0'], sent['worker 0', f'ps {ps}']
                 progress.say(f'in a step ps {ps} sends {read} and gets {written}')
-
-        def train(step_context):
-            """Trains past the hooks for a second, and then runs them: checkpoints."""
-            until = time.time() + 1
-            with sessions.failures_of_ps():
-                while time.time() < until and progress.goes_on():
-                    progress.add(past_the_hooks.run(), local_steps)
-                step_context.run_with_hooks(global_step)
-                duties.now_and_then(step_context.session, progress)
-
         while progress.goes_on() and not session.should_stop():
-            session.run_step_fn(train)
+            trainer.train_for_a_second(session, progress, local_steps, chief_role.now_and_then)
         progress.done()
-        duties.at_the_end(session, progress)
+        chief_role.at_the_end(session, progress)
 
 
 if __name__ == '__main__':

@@ -4,40 +4,57 @@
     s   <- sum of the g_i                         around the ring, in 2 (N - 1) messages
     x   <- x - learning_rate * s / N              on each worker
 
-What this worker keeps: all parameters, bit for bit as the others have them. What it sends: in each
-step 2 (N - 1) pieces of the gradients, each 1 / N of them, to the next worker in the ring.
+What this worker keeps: all parameters, bit for bit the same as the others. What it sends: in each
+step 2 (N - 1) pieces, each 1 / N of the gradients, to the next worker in the ring.
 
 Pitch Patarasuk, Xin Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
 Journal of Parallel and Distributed Computing 69(2), 2009. --scale_learning_rate and --warmup_steps:
 Priya Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", arXiv 1706.02677.
+
+How to start it: `bash run.sh` on this machine, or by hand on two hosts, alpha and beta:
+
+    HOSTS="--worker_hosts=alpha:2223,beta:2223"
+    python worker.py $HOSTS --task_index=0     # on alpha
+    python worker.py $HOSTS --task_index=1     # on beta
 """
 
 import collections
-import time
+import contextlib
+import functools
+import types
 
 from absl import flags
-from tfdist import (building, checkpoints, cluster, console, evaluation, models, report, ring,
-                    seam, sessions, training_flags, warmup)
-from tfdist.quiet import tf
+import find_library  # noqa: F401  (finds tfdist)
+from tfdist.cluster import membership, servers
+from tfdist.model import building, model_file
+from tfdist.scheme import seam, warmup
+from tfdist.start import console
+from tfdist.training import checkpoints, evaluation, report, sessions, training_flags
+from tfdist.start.quiet import tf
+import agreement
+import elastic
+import ring
 
-model = models.load()
+model = model_file.load()
 FLAGS = flags.FLAGS
-training_flags.define(train_steps=2000, learning_rate=0.1,
+training_flags.define(model, train_steps=2000, learning_rate=0.1,
                       counted='updates, each by all workers together')
 flags.DEFINE_enum('implementation', 'ring', ['ring', 'collective'],
                   "ring: the queues in this file; collective: TensorFlow's own all-reduce")
 warmup.define('workers there are')
+flags.DEFINE_integer('min_workers', None, 'if workers are lost, the others go on as long as there '
+                     'are so many, more than half of all; by default all end', lower_bound=1)
 
 
 class AllReduce:
-    """Sums vectors over all workers, around a ring, as one of its workers sees it."""
+    """Sums vectors over all workers, around a ring: the ops of one worker."""
 
     def __init__(self, task_index, num_workers, device_of):
-        """Takes its place in the ring.
+        """Takes a place in the ring.
 
         Args:
-          task_index: int, which worker this is.
-          num_workers: int, how many there are.
+          task_index: int, the index of this worker.
+          num_workers: int, the number of workers.
           device_of: function of a worker's index that returns its device.
         """
         self._task_index = task_index
@@ -45,14 +62,14 @@ class AllReduce:
         self._device_of = device_of
 
     def hop(self, chunk, expected, name):
-        """Sends a piece to the next worker in the ring; receives one from the worker before.
+        """Sends a piece to the next worker in the ring, and receives one from the worker before.
 
-        The queue is in the memory of the receiver: so the piece travels once, with the enqueue.
+        The queue is in the memory of the receiver, so that the piece travels once, in the enqueue.
 
         Args:
-          chunk: [m] tensor, what to send.
-          expected: [n] tensor, of the shape that comes.
-          name: string, of this hop; the same on all workers.
+          chunk: [m] tensor to send.
+          expected: [n] tensor of the shape to receive.
+          name: string, the name of this hop, the same on all workers.
 
         Returns:
           The op that sends, and a tensor of the shape and dtype of `expected`.
@@ -72,8 +89,8 @@ class AllReduce:
           chunks: list of num_workers tensors, the pieces of this worker.
 
         Returns:
-          The pieces, of which the one at task_index + 1 is whole and the others are not; and the
-          list of ops that send.
+          The pieces, of which only the one at task_index + 1 is a whole sum; and the list of ops
+          that send.
         """
         chunks, sends = list(chunks), []
         for i in range(self._num_workers - 1):
@@ -91,7 +108,7 @@ class AllReduce:
           chunks: list of num_workers tensors, from `scatter_reduce`.
 
         Returns:
-          The pieces, all whole; and the list of ops that send.
+          The pieces, all whole sums; and the list of ops that send.
         """
         chunks, sends = list(chunks), []
         for i in range(self._num_workers - 1):
@@ -102,10 +119,10 @@ class AllReduce:
         return chunks, sends
 
     def sum(self, vector):
-        """Sums a vector over all workers; one of each dtype in a graph.
+        """Sums a vector over all workers; a graph may sum one vector of each dtype.
 
-        Each piece is summed in one order, by one worker after the other, and then copied: the
-        result is the same on all, bit for bit.
+        Each piece is summed in one order, by one worker after the other, and then copied, so that
+        the result is the same on all workers, bit for bit.
 
         Args:
           vector: [n] tensor; n may be any number, known when the graph is built.
@@ -122,7 +139,7 @@ class AllReduce:
 
 
 def collective_sum(vector, num_workers, key):
-    """The same with TensorFlow's own operation; `key` is an int, another for each vector."""
+    """Sums a vector by TensorFlow's own operation; `key` is an int, different for each vector."""
     if num_workers == 1:
         return vector
     return tf.raw_ops.CollectiveReduce(
@@ -131,11 +148,7 @@ def collective_sum(vector, num_workers, key):
 
 
 def flatten(tensors):
-    """Puts tensors into one vector for each dtype: a message for each would take longer.
-
-    Returns:
-      List of vectors.
-    """
+    """Returns tensors as a list of vectors, one for each dtype, to send fewer messages."""
     of_dtype = collections.OrderedDict()
     for tensor in tensors:
         of_dtype.setdefault(tensor.dtype, []).append(tf.reshape(tensor, [-1]))
@@ -143,7 +156,7 @@ def flatten(tensors):
 
 
 def unflatten(vectors, like):
-    """Returns a list of tensors of the shapes and dtypes of `like`, from what `flatten` made."""
+    """Returns the vectors of `flatten` as a list of tensors of the shapes and dtypes of `like`."""
     parts = {}
     for vector in vectors:
         sizes = [each.shape.num_elements() for each in like if each.dtype == vector.dtype]
@@ -152,87 +165,137 @@ def unflatten(vectors, like):
 
 
 class Scheme(seam.Seam):
-    """Ring all-reduce: one gradient, its sum over the workers, one step.
+    """Ring all-reduce: one gradient, its sum over the workers, one step."""
 
-    Attributes:
-      sums: list of tensors, those of `pushed` summed over all workers; what `push` waits for.
-    """
+    tables_stay_on_ps = False  # each worker has all parameters
+    not_recorded = 'there is no center that is pulled and pushed'
 
-    with_tables = False  # each worker has all parameters
+    def __init__(self, network, global_step, hparams, task_index, num_workers, place=None,
+                 marks=None):
+        """See `seam.Seam`; by default the ring has all workers, and no `elastic.Marks`."""
+        self._place = place or ring.Place.among_all(task_index, num_workers)
+        self._marks = marks
+        super().__init__(network, global_step, hparams, task_index, num_workers)
+        if marks:
+            self.train_op['global_step'] = marks.end(list(self.train_op.values()),
+                                                     self.train_op['global_step'])
+
+    def local_steps_per_count(self, hparams):
+        return self.num_workers
 
     def make(self, network, global_step, hparams, task_index, num_workers):
         variables = network.variables
+        if self._place.before:
+            network.pace = elastic.Pace(network.pace, self._place.before)
         self.pull = [global_step.read_value()] + [variable.read_value() for variable in variables]
-        gradients, self.computed = network.gradients_at(self.pull[1:])
+        optimizer = network.optimizer(
+            warmup.scaled_learning_rate(hparams, num_workers, global_step), clips=True)
+        gradients, self.computed = network.gradients_at(self.pull[1:], clipped=False)
         self.pushed = flatten(gradients)
         if hparams.implementation == 'ring':
-            together = AllReduce(task_index, num_workers, self.worker_device)
-            self.sums = [together.sum(vector) for vector in self.pushed]
+            together = AllReduce(self._place.index, num_workers,
+                                 lambda index: self.worker_device(self._place.workers[index]))
+            with self._place.own_queues():
+                self.sums = [together.sum(vector) for vector in self.pushed]
         else:
             self.sums = [collective_sum(vector, num_workers, key)
                          for key, vector in enumerate(self.pushed, 1)]
         means = unflatten([total / num_workers for total in self.sums], gradients)
-        optimizer = network.optimizer(
-            warmup.scaled_learning_rate(hparams, num_workers, global_step))
-        with tf.control_dependencies([optimizer.apply_gradients(zip(means, variables))]):
+        begun = self._marks.begin(self.sums, self.pull[0] + 1) if self._marks else []
+        with tf.control_dependencies(begun):
+            applied = optimizer.apply_gradients(zip(means, variables))
+        with tf.control_dependencies([applied]):
             self.push = {'global_step': global_step.assign_add(1)}
 
 
-def meet_and_train(_):
-    # No ps: each worker has all parameters, and is its own chief.
-    resolver = cluster.resolve('worker', jobs=['worker'])
-    cluster_spec, task_index = resolver.cluster_spec(), resolver.task_id
-    num_workers = cluster_spec.num_tasks('worker')
-    is_chief = task_index == 0
-    worker_device = f'/job:worker/task:{task_index}'
-    # A session waits for all tasks that it sees. TensorFlow's all-reduce wants to see all.
-    neighbours = [f'/job:worker/task:{i}' for i in (0, task_index, (task_index + 1) % num_workers)]
-    config = sessions.config(
+def train_in_a_ring(place, resolver, server, run, attempt=None):
+    """Trains in a ring to the end.
+
+    Args:
+      place: `ring.Place` of this worker.
+      resolver: cluster resolver.
+      server: `tf.train.Server` of this worker.
+      run: object with the attributes progress, done and tested, which remembers for the next ring.
+      attempt: `elastic.Attempt`, or None if all end when one is lost.
+
+    Raises:
+      elastic.BrokenError: if there has to be another ring.
+    """
+    task_index, num_workers, is_first = resolver.task_id, len(place.workers), not place.index
+    tf.set_random_seed(FLAGS.seed)
+    with tf.device(place.device(place.index)):
+        global_step = tf.train.get_or_create_global_step()
+        local_steps = Scheme.local_steps(FLAGS)
+        # Distributed: each worker trains on its own shard of the examples.
+        batches = model.train_batches(FLAGS.batch_size, Scheme.batches(FLAGS), place.index,
+                                      num_workers, FLAGS.seed)
+        network = building.Network(model, batches, training_flags.straggler_delay(task_index),
+                                   Scheme.tables_stay_on_ps)
+        test = (evaluation.Test(model, network.at_variables, values=network.tested_values)
+                if is_first else None)
+        marks = attempt and elastic.Marks(place.device(place.index))
+        scheme = Scheme(network, global_step, FLAGS, task_index, num_workers, place, marks)
+        # Distributed: all begin with the values of one worker, and end together.
+        together = (elastic.Ring(resolver, place, tf.global_variables(), attempt, marks)
+                    if attempt else ring.Ring(resolver, place, tf.global_variables()))
+
+    trainer = sessions.Trainer.of(scheme, test, stop_device=place.device(0))
+    # Distributed: all workers have the same parameters, so the first one alone saves and tests.
+    own = together.session_options(checkpoints.Saver(f'worker {task_index}'), server)
+    own['hooks'] = scheme.hooks + [trainer] + own['hooks']
+    with together.opened(lambda: tf.train.MonitoredTrainingSession(
+            server.target, is_chief=True, config=session_config(place), save_summaries_steps=None,
+            save_summaries_secs=None, log_step_count_steps=None, **own)) as session:
+        with together.failures():
+            step = session.run(global_step)
+        run.progress = run.progress or report.Progress(f'worker {task_index}', step, is_first,
+                                                       model)
+        run.progress.global_step = step
+        while run.progress.goes_on():
+            trainer.train_for_a_second(session, run.progress, local_steps,
+                                       test and test.now_and_then, failures=together.failures)
+            together.take_in()
+        if not run.done:
+            run.progress.done()
+            run.done = True
+        if test and not run.tested:
+            with together.failures():
+                test.at_the_end(session, run.progress)
+            run.tested = True
+    together.leave(server)
+
+
+def session_config(place):
+    """Returns the configuration of a session in a ring."""
+    # Distributed: a session waits for all tasks that it sees. It has to see the neighbours in the
+    # ring, and the first worker; TensorFlow's own all-reduce wants to see all.
+    neighbours = [place.device(i) for i in (0, place.index, (place.index + 1) % len(place.workers))]
+    return servers.config(
         device_filters=None if FLAGS.implementation == 'collective' else neighbours,
         experimental=tf.ConfigProto.Experimental(
             collective_group_leader='/job:worker/replica:0/task:0'))
-    server = tf.train.Server(cluster_spec, 'worker', task_index, config=config)
 
-    tf.set_random_seed(FLAGS.seed)
-    with tf.device(worker_device):
-        global_step = tf.train.get_or_create_global_step()
-        local_steps = Scheme.local_steps(FLAGS)
-        batches = model.train_batches(FLAGS.batch_size, local_steps, task_index, num_workers,
-                                      FLAGS.seed)
-        network = building.Network(model, batches, training_flags.straggler_delay(task_index),
-                                   Scheme.with_tables)
-        test = evaluation.Test(model, network.at_variables) if is_chief else None
-        scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
-        together = ring.Ring(resolver, tf.global_variables())
 
-    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test,
-                                           board='/job:worker/task:0')
-    model_dir = FLAGS.model_dir if is_chief else None  # all have the same to save
-    checkpoints.claim(model_dir, f'worker {task_index}')
-    with tf.train.MonitoredTrainingSession(
-            server.target, is_chief=True, checkpoint_dir=model_dir,
-            scaffold=tf.train.Scaffold(saver=checkpoints.Saver(f'worker {task_index}')),
-            hooks=scheme.hooks + [past_the_hooks, together], config=config,
-            save_checkpoint_secs=FLAGS.save_checkpoint_secs, save_summaries_steps=None,
-            save_summaries_secs=None, log_step_count_steps=None) as session:
-        progress = report.Progress(f'worker {task_index}', session.run(global_step), is_chief)
-
-        def train(step_context):
-            """Trains past the hooks for a second, and then runs them: checkpoints."""
-            until = time.time() + 1
-            with ring.failures(f'worker {task_index}'):
-                while time.time() < until and progress.goes_on():
-                    progress.add(past_the_hooks.run(), local_steps)
-                step_context.run_with_hooks(global_step)
-                if test:
-                    test.now_and_then(step_context.session, progress)
-
-        while progress.goes_on():
-            session.run_step_fn(train)
-        progress.done()
-        if test:
-            progress.test(session.run_step_fn(test.in_step))
-    together.leave(server)
+def meet_and_train(_):
+    # Distributed: there is no ps. Each worker has all parameters, and is its own chief.
+    resolver = membership.resolve('worker', jobs=['worker'])
+    cluster_spec, task_index = resolver.cluster_spec(), resolver.task_id
+    place = ring.Place.among_all(task_index, cluster_spec.num_tasks('worker'))
+    if FLAGS.min_workers is not None:
+        agreement.check(FLAGS.min_workers, len(place.workers))
+        place = ring.Place([task_index], 0, 0, '', 0)
+    # Distributed: workers reach each other through their servers.
+    server = tf.train.Server(cluster_spec, 'worker', task_index, config=session_config(place))
+    run = types.SimpleNamespace(progress=None, done=False, tested=False)
+    if FLAGS.min_workers is None:
+        train_in_a_ring(place, resolver, server, run)
+        return
+    workers = agreement.Workers(resolver, server)
+    while True:
+        place = workers.next_place(*elastic.Marks.read(server.target, task_index))
+        attempt = elastic.Attempt(workers)
+        with contextlib.suppress(elastic.BrokenError):
+            attempt.run(functools.partial(train_in_a_ring, place, resolver, server, run, attempt))
 
 
 if __name__ == '__main__':

@@ -1,22 +1,29 @@
-"""SSP: stale synchronous parallel. Asynchronous SGD in which nobody gets too far ahead.
+"""SSP: stale synchronous parallel. Asynchronous SGD in which no worker gets too far ahead.
 
-Each worker i has a clock k_i, how many iterations it has completed. An iteration:
+Each worker i has a clock k_i, the number of iterations it has completed. An iteration:
 
     wait until  min_j k_j >= k_i - staleness_bound                              gate
     x <- c                                                                      pull
     c <- c - learning_rate * g(x)                                               push
     k_i <- k_i + 1                                                              tick
 
-So what a worker reads has in it every update of all workers' iterations before number
-k_i - staleness_bound. With --staleness_bound=0 they go in lock-step; with a huge one this is
-HogWild!.
+So a worker reads parameters with every update of all workers' iterations before number
+k_i - staleness_bound. With --staleness_bound=0 the workers go in lock-step; with a huge bound this
+is HogWild!.
 
-What this worker keeps: nothing between iterations. What it sends: the gradients of one batch and
+What this worker keeps: nothing between iterations. What it sends: the gradients of one batch, and
 its tick. The clocks of workers that have not begun, are done, or have not ticked for
---dead_after_secs do not count; who comes back begins at the slowest clock.
+--dead_after_secs do not count; a worker that comes back begins at the slowest clock.
 
 Qirong Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server",
 NIPS 2013.
+
+How to start it: `bash run.sh` on this machine, or by hand on two hosts, alpha and beta:
+
+    HOSTS="--ps_hosts=alpha:2222 --worker_hosts=alpha:2223,beta:2223"
+    python ps.py $HOSTS --task_index=0         # on alpha
+    python worker.py $HOSTS --task_index=0     # on alpha
+    python worker.py $HOSTS --task_index=1     # on beta
 """
 
 import sys
@@ -24,13 +31,17 @@ import time
 
 from absl import flags
 import numpy as np
-from tfdist import (building, checkpoints, chief, cluster, console, ending, evaluation, exchange,
-                    liveness, models, report, seam, sessions, training_flags, transfer)
-from tfdist.quiet import tf
+import find_library  # noqa: F401  (finds tfdist)
+from tfdist.cluster import liveness, membership, servers, shutdown
+from tfdist.model import building, model_file
+from tfdist.scheme import exchange, seam, transfer
+from tfdist.start import console
+from tfdist.training import checkpoints, chief, evaluation, report, sessions, training_flags
+from tfdist.start.quiet import tf
 
-model = models.load()
+model = model_file.load()
 FLAGS = flags.FLAGS
-training_flags.define(train_steps=3000, learning_rate=0.1)
+training_flags.define(model, train_steps=3000, learning_rate=0.1)
 flags.DEFINE_integer('staleness_bound', 3, 'iterations that a worker may be ahead of the slowest',
                      lower_bound=0)
 flags.DEFINE_float('dead_after_secs', 30, 'how long the others wait for a clock that stands still',
@@ -38,11 +49,7 @@ flags.DEFINE_float('dead_after_secs', 30, 'how long the others wait for a clock 
 
 
 class Scheme(seam.Seam):
-    """Stale synchronous parallel: gate, pull, one gradient, push, tick.
-
-    Attributes:
-      gate: the `Gate` of this worker, the first of the hooks.
-    """
+    """Stale synchronous parallel: gate, pull, one gradient, push, tick."""
 
     def make(self, network, global_step, hparams, task_index, num_workers):
         variables = network.variables
@@ -51,8 +58,8 @@ class Scheme(seam.Seam):
         self.hooks = [self.gate]
         self.pull = exchange.pull(variables, global_step)
         step_read, center = self.pull[0], transfer.to_worker(self.pull[1:])
-        self.pushed, self.computed = network.gradients_at(center)
         optimizer = network.optimizer(hparams.learning_rate)
+        self.pushed, self.computed = network.gradients_at(center)
         push = exchange.apply(optimizer, self.pushed, variables, global_step)
         with tf.control_dependencies([push]):
             tick = self.gate.tick()
@@ -64,33 +71,32 @@ class Scheme(seam.Seam):
         self.gate.wait()
 
 
-class Gate(tf.train.SessionRunHook):
-    """Holds a worker that is too far ahead.
+class Gate(seam.Gate):
+    """Holds back a worker that is too far ahead.
 
     The clocks are a vector on the ps. An entry is the number of iterations that its worker has
-    completed, or ABSENT, which is later than any clock and so holds nobody.
+    completed, or ABSENT, which is later than any clock and so holds nobody back.
 
     Attributes:
-      clocks: int64 [num_workers] tensor, those of all workers.
-      worker: int64 scalar tensor, whose clock it is that joins, leaves, and ticks when pushed: this
-        worker's. To play another worker, feed it.
-      join: op that sets a clock to that of the slowest, or to 0 if there is none.
-      leave: op that makes a clock absent.
+      clocks: int64 [num_workers] tensor, the clocks of all workers.
+      worker: int64 scalar tensor, the worker whose clock joins, leaves, and ticks with a push: this
+        one. Feed it to play another worker.
+      join: op that sets the clock to the slowest one, or to 0 if there is none.
+      leave: op that makes the clock absent.
     """
 
     ABSENT = 2**62
-    # A checkpoint with these clocks fits any number of workers up to this.
-    MOST_WORKERS = 1024
+    MOST_WORKERS = 1024  # checkpoints have so many clocks, and so fit any number of workers
 
     def __init__(self, ps_device, task_index, num_workers, staleness_bound, dead_after_secs):
-        """Makes the clocks, all absent, and the ops on them; see the flags for the last two."""
+        """Makes the clocks, all absent, and the ops on them. The last two arguments are flags."""
         if num_workers > self.MOST_WORKERS:
             sys.exit(f'SSP has clocks for {self.MOST_WORKERS} workers, not for {num_workers}.')
         self._task_index = task_index
         self._staleness_bound = staleness_bound
         self._dead_after_secs = dead_after_secs
-        self._waited = np.zeros(num_workers)  # seconds, for each clock since it moved
-        self._seen = np.zeros(num_workers)  # the clocks, as they were then
+        self._waited = np.zeros(num_workers)  # seconds since each clock moved
+        self._seen = np.zeros(num_workers)  # the clocks when they last moved
         with tf.device(ps_device):
             self._clocks = tf.get_variable(
                 'clocks', [self.MOST_WORKERS], tf.int64, trainable=False,
@@ -114,18 +120,19 @@ class Gate(tf.train.SessionRunHook):
                                                  updates=tf.constant(1, tf.int64))
 
     def after_create_session(self, session, coord):
-        """Gets hold of the session, and joins."""
+        """Prepares the calls in the new session, and joins."""
         self._look = session.make_callable(self.clocks)
         self._join = session.make_callable(self.join)
         self._strike = session.make_callable(self.leave, feed_list=[self.worker])
         self.may_run()
 
     def end(self, session):
-        """Leaves, for good: nobody is to wait for a worker that is done."""
-        session.run(self.leave)
+        """Leaves for good, so that nobody waits for a worker that is done."""
+        with sessions.until_it_ends():  # a ps that comes back has the clock of its checkpoint
+            session.run(self.leave)
 
     def holds(self, clocks, worker):
-        """Returns an array, for each of the `clocks` whether it holds back `worker`, an index."""
+        """Returns a bool for each of the `clocks`, an array: whether it holds back `worker`."""
         return clocks < clocks[worker] - self._staleness_bound
 
     def may_run(self):
@@ -137,47 +144,54 @@ class Gate(tf.train.SessionRunHook):
         return not self.holds(self._now, self._task_index).any()
 
     def wait(self):
-        """Returns when this worker may begin its next iteration; strikes clocks of the dead."""
+        """Returns when this worker may begin its next iteration; strikes the clocks of the dead."""
         looked = time.monotonic()
         while not self.may_run():
             before, looked = looked, time.monotonic()
-            # A longer time has no look in it: this process was stopped, or the ps did not answer.
+            # No look at the clocks takes a second: this process was paused, or the ps was silent.
             self._waited += min(looked - before, 1)
             self._waited[self._now != self._seen] = 0
             self._seen = self._now
             dead = self._waited > self._dead_after_secs
             for worker in np.flatnonzero(dead & self.holds(self._now, self._task_index)):
                 self._strike(worker)
+                self._waited[worker] = 0  # it may come back where it stood
             time.sleep(0.002)
 
 
 def main(_):
-    resolver = cluster.resolve('worker')
+    resolver = membership.resolve('worker')
     cluster_spec, task_index = resolver.cluster_spec(), resolver.task_id
     num_workers = cluster_spec.num_tasks('worker')
     is_chief = task_index == 0
     worker_device = f'/job:worker/task:{task_index}'
-    # Without filters a session waits for all tasks of the cluster, and not only for the ps.
-    config = sessions.config(device_filters=['/job:ps', worker_device])
+    # Distributed: a session waits for all tasks that it sees. These see the ps and this worker.
+    config = servers.config(device_filters=['/job:ps', worker_device])
+    # Distributed: the ps and this worker reach each other through their servers.
     server = tf.train.Server(cluster_spec, 'worker', task_index, config=config)
 
     tf.set_random_seed(FLAGS.seed)
-    # The variables go to the ps in turn; all other ops to this worker.
+    # Distributed: the variables go to the ps in turn, for all workers; other ops to this worker.
     with tf.device(tf.train.replica_device_setter(cluster=cluster_spec,
                                                   worker_device=worker_device)):
         global_step = tf.train.get_or_create_global_step()
         local_steps = Scheme.local_steps(FLAGS)
-        batches = model.train_batches(FLAGS.batch_size, local_steps, task_index, num_workers,
-                                      FLAGS.seed)
+        # Distributed: each worker trains on its own shard of the examples.
+        batches = model.train_batches(FLAGS.batch_size, Scheme.batches(FLAGS), task_index,
+                                      num_workers, FLAGS.seed)
         network = building.Network(model, batches, training_flags.straggler_delay(task_index),
-                                   Scheme.with_tables)
-        test = evaluation.Test(model, network.at_variables, is_chief)
+                                   Scheme.tables_stay_on_ps)
+        test = evaluation.Test(model, network.at_variables, is_chief, network.tested_values)
         scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
 
-    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test)
-    duties = chief.Duties(resolver, test)
-    hooks = scheme.hooks + [past_the_hooks, duties, ending.SayDone(resolver)]
+    trainer = sessions.Trainer.of(scheme, test)
+    # Distributed: worker 0, the chief, saves and tests; another worker does while it is away.
+    chief_role = chief.Role(resolver, test)
+    # Distributed: the ps end when every worker has said that it is done.
+    hooks = scheme.hooks + [trainer, chief_role, shutdown.SayDone(resolver)]
+    # Distributed: no silent wait for a ps that does not answer.
     liveness.watch(resolver)
+    # Distributed: the chief makes or restores the parameters; the others wait for these.
     if is_chief:
         session = tf.train.MonitoredTrainingSession(
             server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,
@@ -189,21 +203,12 @@ def main(_):
             sessions.WorkerSessionCreator(server.target, config), hooks)
 
     with session:
-        progress = report.Progress(f'worker {task_index}', session.run(global_step), is_chief)
-
-        def train(step_context):
-            """Trains past the hooks for a second, and then runs them: checkpoints."""
-            until = time.time() + 1
-            with sessions.failures_of_ps():
-                while time.time() < until and progress.goes_on():
-                    progress.add(past_the_hooks.run(), local_steps)
-                step_context.run_with_hooks(global_step)
-                duties.now_and_then(step_context.session, progress)
-
+        progress = report.Progress(f'worker {task_index}', session.run(global_step), is_chief,
+                                   model)
         while progress.goes_on() and not session.should_stop():
-            session.run_step_fn(train)
+            trainer.train_for_a_second(session, progress, local_steps, chief_role.now_and_then)
         progress.done()
-        duties.at_the_end(session, progress)
+        chief_role.at_the_end(session, progress)
 
 
 if __name__ == '__main__':

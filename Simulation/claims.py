@@ -1,10 +1,10 @@
-"""Simulates what papers claim, and says whether it holds: results, a table and pictures.
+"""Simulates what papers claim and tells whether it holds: results, verdicts and pictures.
 
-    python claims.py --claims                all of them; stopped, it goes on from there
-    python claims.py --claims=delay,bound    some
-    python claims.py --draw                  the table and the pictures again, without simulating
+    bash run.sh --claims                all claims; it resumes what was stopped
+    bash run.sh --claims=delay,bound    some of them
+    bash run.sh --claims --draw         tables and pictures again, without simulating
 
-What there is in results/claims.csv is not simulated again: --results_dir= names another place.
+It does not simulate again what is in results/claims.csv; --results_dir= names another directory.
 """
 
 import argparse
@@ -12,30 +12,21 @@ import collections
 import pathlib
 import sys
 
-import experiments
 import matplotlib
-import papers
 import tqdm
-
-HERE = pathlib.Path(__file__).resolve().parent
-# The colours and the style are those of the comparison's pictures.
-sys.path.append(str(HERE.parent / 'Comparison'))
-import readmes  # noqa: E402
-import style  # noqa: E402
+from measuring import readmes, style
+import experiments
+import papers
 
 matplotlib.use('Agg')  # it writes files, and needs no screen
 from matplotlib import pyplot as plt  # noqa: E402
 
-RESULTS = HERE / 'results'
-README = HERE / 'README.md'
+RESULTS = experiments.HERE / 'results'
+README, PAGE = experiments.HERE / 'README.md', RESULTS / 'claims.md'
 
 
 class Found:
-    """What was found for the sweeps of a claim.
-
-    Attributes:
-      sweeps: dict of `papers.Sweep`s by name.
-    """
+    """The results of a claim's sweeps."""
 
     def __init__(self, sweeps, table):
         """Takes a dict of `papers.Sweep`s by name, and an `experiments.Table`."""
@@ -43,29 +34,29 @@ class Found:
 
     @property
     def is_complete(self):
-        """Whether all of it has been simulated."""
+        """Whether all of them have been simulated."""
         return all(self._table.row(scheme, asked) for scheme, asked in asked_for(self.sweeps))
 
     def mean(self, name, x, figure='accuracy'):
-        """Returns the mean of a figure over the seeds at one place, nan if one has it not."""
+        """Returns the mean of a figure over the seeds at one place; nan if a seed lacks it."""
         its = self.sweeps[name]
         values = [float(self._table.row(its.scheme, its.asked(x, seed))[figure] or 'nan')
                   for seed in range(1, its.seeds + 1)]
         return sum(values) / len(values)
 
     def line(self, name, figure='accuracy'):
-        """Returns a dict of the means by place."""
+        """Returns the means, a dict by place."""
         return {x: self.mean(name, x, figure) for x in self.sweeps[name].at}
 
 
 def asked_for(sweeps):
-    """Returns what is to be simulated for a dict of sweeps, pairs of a scheme and its flags."""
+    """Returns what to simulate for a dict of sweeps: pairs of a scheme and its flags."""
     return [(its.scheme, its.asked(x, seed)) for its in sweeps.values() for x in its.at
             for seed in range(1, its.seeds + 1)]
 
 
 def simulate(claims, table):
-    """Simulates what a list of `papers.Claim`s needs, and a table does not have yet."""
+    """Simulates what a list of `papers.Claim`s needs and a table does not have yet."""
     asked, seen = collections.defaultdict(list), set()
     for claim in claims:
         for scheme, flags in asked_for(claim.sweeps):
@@ -82,63 +73,90 @@ def simulate(claims, table):
         experiments.for_each(of_scheme, list(asked))
 
 
+def _looks(names):
+    """Returns how the lines of a panel are drawn, a list of dicts: by their folders, if they can.
+
+    A line for the same folder as an earlier one is dotted and darker.
+    """
+    looks, folders = [], [name.partition(',')[0] for name in names]
+    for number, folder in enumerate(folders):
+        look = style.look_of(folder)
+        if look['color'] == style.GREY:  # it is of no folder
+            look = {'color': style.COLOURS[number], 'marker': style.MARKERS[number],
+                    'markersize': 7 - 1.2 * number, 'linewidth': 3.2 / (number + 1) ** 0.7,
+                    'linestyle': style.DASHES[number % len(style.DASHES)]}
+        elif folder in folders[:number]:
+            darker = [0.6 * part for part in matplotlib.colors.to_rgb(look['color'])]
+            look.update(color=darker, linestyle=':', linewidth=1.3, markersize=4, zorder=3)
+        looks.append(look)
+    return looks
+
+
+def _draw_panel(axes, panel):
+    """Draws a `papers.Panel`."""
+    places = list(dict.fromkeys(x for line in panel.lines.values() for x in line))
+    if not any(isinstance(x, str) for x in places):
+        places.sort()
+    for (name, line), look in zip(panel.lines.items(), _looks(panel.lines)):
+        axes.plot([places.index(x) for x in line], list(line.values()), label=name, **look)
+    axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y, xticks=range(len(places)))
+    axes.set_xticklabels(places)
+    if panel.log:
+        style.logarithmic(axes, 'y')
+        return
+    axes.set_ylim(0, 1.03 if panel.y == 'test accuracy' else 1.03 * axes.get_ylim()[1])
+    axes.yaxis.set_major_formatter('{x:,g}')
+
+
 def draw(claim, found, path):
     """Writes the picture of a claim into a file, a path."""
     panels = claim.panels(found)
     with plt.rc_context(style.STYLE):
-        figure, all_axes = plt.subplots(1, len(panels), figsize=(9, 2.9), squeeze=False)
-        for axes, panel in zip(all_axes[0], panels):
-            places = list(dict.fromkeys(x for line in panel.lines.values() for x in line))
-            if not any(isinstance(x, str) for x in places):
-                places.sort()
-            for (name, line), colour, marker in zip(
-                    panel.lines.items(), style.COLOURS, style.MARKERS):
-                axes.plot([places.index(x) for x in line], list(line.values()), color=colour,
-                          marker=marker, markersize=4, label=name)
-            axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y,
-                     xticks=range(len(places)))
-            axes.set_xticklabels(places)
-            if panel.log:
-                style.logarithmic(axes, 'y')
-            elif panel.y == 'test accuracy':
-                axes.set_ylim(0, 1.02)
-            else:
-                axes.set_ylim(bottom=0)
-            if axes is all_axes[0][0] or list(panel.lines) != list(panels[0].lines):
-                axes.legend()
-        figure.tight_layout()
+        figure, all_axes = plt.subplots(1, len(panels), figsize=(11, 2.7), squeeze=False,
+                                        constrained_layout=True)
+        for axes, panel, following in zip(all_axes[0], panels, [*panels[1:], None]):
+            _draw_panel(axes, panel)
+            if not following or list(following.lines) != list(panel.lines):
+                style.legend_beside(axes)
         figure.savefig(str(path))
         plt.close(figure)
 
 
-def lines_of(judged):
-    """Returns the table and the pictures, Markdown, of a dict of verdicts and figures by claim."""
-    lines = ['| | the claim | here | what is seen |', '|---|---|---|---|']
-    for claim, (verdict, seen) in judged.items():
-        lines.append(f'| {claim.name} | {claim.says} ({claim.paper}; {claim.where}) | {verdict} '
-                     f'| {seen} |')
-    lines += [f'\n![{claim.name}: {claim.paper}](results/{picture_of(claim)})' for claim in judged]
-    return '\n'.join(lines)
+def verdicts_of(judged):
+    """Returns the verdicts and the pictures in Markdown; `judged` is what `judge` returns."""
+    rows = [['', 'the claim', 'here']]
+    rows += [[f'[{claim.name}](results/claims.md#{claim.name})', f'{claim.says} ({claim.paper})',
+              verdict] for claim, (verdict, _) in judged.items()]
+    return '\n'.join([readmes.table(rows, 'l'), *(
+        f'\n![{claim.name}: {claim.paper}](results/{picture_of(claim)})' for claim in judged)])
+
+
+def figures_of(judged):
+    """Returns what is seen for each claim, in Markdown; `judged` is what `judge` returns."""
+    return '\n\n'.join(readmes.paragraph(text)
+                       for claim, (verdict, seen) in judged.items() for text in (
+                           f'## {claim.name}', f'{claim.paper} ({claim.where}): {claim.says}',
+                           f'**{verdict.capitalize()}**: {seen}.'))
 
 
 def picture_of(claim):
-    """Returns the name of the picture of a claim."""
+    """Returns the name of a claim's picture."""
     return f'claim-{claim.name}.png'
 
 
 def judge(claims, table):
-    """Returns a dict of verdicts and figures by claim, of those of which all is simulated."""
+    """Returns a dict of (verdict, what is seen) by claim, of the claims that are all simulated."""
     found = {claim: Found(claim.sweeps, table) for claim in claims}
     return {claim: claim.judge(its) for claim, its in found.items() if its.is_complete}
 
 
 def _options(arguments):
-    """Returns what a list of arguments says; ends the program if that is wrong."""
+    """Returns the options in a list of arguments; ends the program if they are wrong."""
     parser = argparse.ArgumentParser(prog='run.sh', description='what papers claim, simulated')
     names = [claim.name for claim in papers.CLAIMS]
     parser.add_argument('--claims', nargs='?', const=','.join(names), default=','.join(names),
                         metavar='NAME,...', help=f'all, or some of {", ".join(names)}')
-    parser.add_argument('--draw', action='store_true', help='nothing is simulated')
+    parser.add_argument('--draw', action='store_true', help='simulate nothing')
     parser.add_argument('--results_dir', type=pathlib.Path, default=RESULTS)
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.claims.split(',')) - set(names))
@@ -162,7 +180,9 @@ def main(arguments):
         draw(claim, Found(claim.sweeps, table), options.results_dir / picture_of(claim))
         print(f'{claim.name}: {verdict}: {seen}')
     if options.results_dir == RESULTS:
-        readmes.fill(README, {'claims': lines_of(judge(papers.CLAIMS, table))})
+        everything = judge(papers.CLAIMS, table)
+        readmes.fill(README, {'claims': verdicts_of(everything)})
+        readmes.fill(PAGE, {'claims': figures_of(everything)})
 
 
 if __name__ == '__main__':

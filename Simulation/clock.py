@@ -1,18 +1,18 @@
-"""Virtual time: processes that wake up in order, signals for which they wait, queues."""
+"""Virtual time: processes that wake up in order, signals that they wait for, and queues."""
 
 import heapq
 import itertools
 import math
 import sys
 
-_MOST_AT_ONCE = 10000  # how often a process goes on without time; a round of any scheme is shorter
+_MOST_AT_ONCE = 10000  # resumptions of a process in no time; a round of any scheme has fewer
 
 
 class Clock:
-    """Runs processes, generators. What one yields is when it goes on: a time, or a `Signal`.
+    """Runs processes, which are generators. Each yields what it waits for: a time, or a `Signal`.
 
-    A time that is past is no wait. Who wakes up at the same time does so in the order in which it
-    began to wait: so a run has one order of events, and the next run the same.
+    A time in the past is no wait. Processes that wake up at the same time do so in the order in
+    which they began to wait. So every run has the same order of events.
 
     Attributes:
       now: float, seconds since the beginning.
@@ -23,11 +23,11 @@ class Clock:
         self._agenda, self._number = [], itertools.count()
 
     def start(self, process, at=0.):
-        """Lets a process begin at a time, or now if that is past. To end it, close it."""
+        """Starts a process at a time, or now if that time is past. To end the process, close it."""
         heapq.heappush(self._agenda, (max(at, self.now), next(self._number), process))
 
     def at(self, time, function):
-        """Calls a function at a time, or at once if that is past."""
+        """Calls a function at a time, or at once if that time is past."""
         if time <= self.now:
             function()
         else:
@@ -37,7 +37,7 @@ class Clock:
         """Runs the processes until none is left, or the function `goes_on` returns False.
 
         Raises:
-          SystemExit: if time stands still, or has come to its end.
+          SystemExit: if time stands still, or becomes infinite.
         """
         while self._agenda and goes_on():
             self.now, _, process = heapq.heappop(self._agenda)
@@ -52,20 +52,20 @@ class Clock:
                     self.start(process, wish)
                 elif wish is not None:
                     continue
-                break  # it waits, has come to its end, or was closed
+                break  # it waits, has ended, or was closed
             else:
                 sys.exit(f'Time stands still at {self.now:.3g} s: what a worker does takes none. '
                          'Give a --step or a --latency above 0.')
 
 
 def _calling(function):
-    """A process that calls a function, and ends."""
+    """A process that calls a function and ends."""
     function()
     yield from ()
 
 
 class Signal:
-    """What processes wait for that do not know when it comes.
+    """An event at no known time, for which processes wait.
 
     Attributes:
       waiting: list of processes.
@@ -75,25 +75,25 @@ class Signal:
         self._clock, self.waiting = clock, []
 
     def fire(self):
-        """Wakes up all that wait, in the order in which they came."""
+        """Wakes up all that wait, in the order in which they began to."""
         woken, self.waiting = self.waiting, []
         for process in woken:
             self._clock.start(process)
 
 
 class Queue:
-    """Serves who comes, one after the other: a link, a processor, or several of these."""
+    """Serves one after the other: a link, a processor, or several of them."""
 
     def __init__(self, clock, servers=1):
         self._clock, self._free_at, self._promised = clock, [0.] * servers, 0.
 
     def serve(self, seconds):
-        """Returns when one that comes now, and is served for so long, is done."""
+        """Joins the queue now, to be served for so many seconds; returns when that is done."""
         end = max(self._clock.now, self._free_at[0]) + seconds
         heapq.heapreplace(self._free_at, end)
         self._promised += seconds
         return end
 
     def busy(self):
-        """Returns how many seconds it has served until now, a float, of all servers."""
+        """Returns the seconds for which all servers together have worked so far, a float."""
         return self._promised - sum(max(0., end - self._clock.now) for end in self._free_at)

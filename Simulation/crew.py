@@ -1,22 +1,22 @@
-"""Who takes part: workers come, leave, die and come back, as the cluster's description says."""
+"""Which workers take part: they come, leave, die and come back as the description says."""
 
 import functools
 import sys
 
 import numpy as np
 
-_MOST_RETURNS = 10000  # without an update, and ten of each worker
+_MOST_RETURNS = 10000  # without any update, besides ten of each worker
 
 
 class Crew:
-    """Begins and ends the lives of workers.
+    """Starts and ends the lives of workers.
 
     Attributes:
-      there: dict of processes by worker, those that live.
+      there: dict by worker of the processes of those that are alive.
     """
 
     def __init__(self, clock, cluster, life, seed, at_steps=None):
-        """Lets all come who are there from the beginning, and plans what is to be.
+        """Starts the workers that are there from the beginning, and plans the rest.
 
         Args:
           clock: `clock.Clock`.
@@ -39,7 +39,7 @@ class Crew:
 
     @staticmethod
     def _first_of(cluster):
-        """Returns pairs of those who are not there from the beginning, and when they come."""
+        """Returns pairs (worker, time) of the workers that come later, not at the beginning."""
         firsts = {}
         for what in 'come', 'leave', 'die':
             for worker, time in getattr(cluster, what):
@@ -47,7 +47,7 @@ class Crew:
         return [(worker, time) for worker, (time, what) in firsts.items() if what == 'come']
 
     def come(self, worker):
-        """Lets a worker come, if it is not there."""
+        """Starts a worker that is not there."""
         if worker in self.there:
             return
         self.there[worker] = self._living(worker)
@@ -57,16 +57,16 @@ class Crew:
             self._clock.at(self._clock.now + after, lambda: self._die_again(worker, mine))
 
     def _living(self, worker):
-        """The life of a worker, a process, after which it is not there any more."""
+        """The life of a worker, a process; at its end the worker is gone."""
         yield from self._life.of(worker)
         self.there.pop(worker)
 
     def leave(self, worker):
-        """Lets a worker leave, after its round."""
+        """Has a worker leave after its round."""
         self._life.leave(worker)
 
     def die(self, worker):
-        """Ends a worker: what it has not delivered is lost."""
+        """Kills a worker: what it has not delivered is lost."""
         if worker in self.there:
             self.there.pop(worker).close()
             self._clock.at(self._clock.now + self._life.patience(), lambda: self._miss(worker))
@@ -76,7 +76,7 @@ class Crew:
             self._life.lose(worker)
 
     def _die_again(self, worker, process):
-        """Ends a worker, if it still has the life that was to end now, and plans its return."""
+        """Kills a worker, if this is still the life that was to end now, and plans its return."""
         if self.there.get(worker) is process:
             self.die(worker)
             if self._cluster.back_after:
@@ -84,10 +84,10 @@ class Crew:
                 self._clock.at(self._clock.now + after, lambda: self._come_back(worker))
 
     def _come_back(self, worker):
-        """Lets a worker come back.
+        """Restarts a worker.
 
         Raises:
-          SystemExit: if so many do so that there is no end, as nobody gets to push.
+          SystemExit: if workers die and come back forever, and none lives until its push.
         """
         if self._life.step > self._step:
             self._returns, self._step = 0, self._life.step
@@ -98,7 +98,7 @@ class Crew:
         self.come(worker)
 
     def reach(self, step):
-        """Lets those come and leave whose step it is."""
+        """Has workers come and leave at their steps, of which `step` may be one."""
         for what, planned in self._at_steps.items():
             due = [(worker, at) for worker, at in planned if at <= step]
             for worker, at in due:

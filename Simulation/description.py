@@ -1,9 +1,9 @@
-"""A cluster, described: by flags, or by a file in JSON that has the same names, or by both.
+"""Describes a cluster: by flags, by a file in JSON with the same names, or by both.
 
     {"about": "two sites", "workers": 16, "step": ["2ms", "lognormal:2ms:0.5"],
      "latency": ["50us", "25ms"], "bandwidth": "1Gbit", "die": ["3:10s"]}
 
-What differs from worker to worker is a list: the workers take its elements in turn.
+A value that differs from worker to worker is a list: the workers take its elements in turn.
 """
 
 import json
@@ -16,27 +16,28 @@ import numpy as np
 
 _UNITS = {'s': 1, 'ms': 1e-3, 'us': 1e-6}
 _RATES = {'bit': 1 / 8, 'kbit': 1e3 / 8, 'Mbit': 1e6 / 8, 'Gbit': 1e9 / 8}
-_SIZES = {'kB': 1e3, 'MB': 1e6, 'GB': 1e9}
+_SIZES = {'B': 1, 'kB': 1e3, 'MB': 1e6, 'GB': 1e9}
 _MOST_WORKERS = 2 ** 16
 
 
 class Times:
-    """Times that are drawn: `constant`, `lognormal`, `pareto` or `trace`.
+    """A distribution of times: `constant`, `lognormal`, `pareto` or `trace`.
 
     Attributes:
-      draw: function of a `np.random.RandomState` and how many, which returns their sum in seconds.
+      draw: function of a `np.random.RandomState` and a number of times; returns their sum in
+        seconds.
     """
 
     def __init__(self, text, directory='.'):
-        """Reads what was said.
+        """Parses the description.
 
         Args:
           text: string, such as '2ms', 'lognormal:2ms:0.5' (mean, sigma), 'pareto:1ms:1.5' (least,
             tail index) or 'trace:FILE' (a time in each line; each draw is one of them).
-          directory: string or path, where the file is.
+          directory: string or path, of the file.
 
         Raises:
-          ValueError: saying what is wrong.
+          ValueError: with what is wrong.
         """
         if not isinstance(text, (str, int, float)):
             raise ValueError(f'{text} is no time, such as 2ms')
@@ -77,7 +78,7 @@ class Times:
 
 
 def number(text, above=None):
-    """Returns a float that is not negative, and if `above` is given more than that."""
+    """Returns a float that is not negative and, if `above` is given, greater than that."""
     try:
         value = float(text)
     except (TypeError, ValueError):
@@ -88,30 +89,28 @@ def number(text, above=None):
     return value
 
 
-def seconds(text):
-    """Returns a float, of such as 0.5, '0.5s', '2ms' or '50us'."""
-    found = re.fullmatch(r'([-+\d.e]+?)(s|ms|us)?', str(text).strip())
+def _measure(text, units, what, above=None):
+    """Returns a float, of a number with one of some units, or with none; see `number`."""
+    found = re.fullmatch(rf'([-+\d.e]+?)({"|".join(units)})?', str(text).strip())
     if not found:
-        raise ValueError(f'{text} is no time, such as 2ms')
-    return number(found[1]) * _UNITS[found[2] or 's']
+        raise ValueError(f'{text} is no {what}')
+    return number(found[1], above) * units.get(found[2], 1)
+
+
+def seconds(text):
+    """Returns a float for a time such as 0.5, '0.5s', '2ms' or '50us'."""
+    return _measure(text, _UNITS, 'time, such as 2ms')
 
 
 def bandwidth(text):
-    """Returns bytes/s, of such as 1.25e9, '10Gbit' or 'inf'."""
-    if text == 'inf':
-        return math.inf
-    found = re.fullmatch(r'([-+\d.e]+?)([kMG]?bit)?', str(text).strip())
-    if not found:
-        raise ValueError(f'{text} is no bandwidth, such as 10Gbit, or bytes in a second')
-    return number(found[1], above=0) * _RATES.get(found[2], 1)
+    """Returns bytes/s for a bandwidth such as 1.25e9, '10Gbit' or 'inf'."""
+    return math.inf if text == 'inf' else _measure(
+        text, _RATES, 'bandwidth, such as 10Gbit, or bytes in a second', above=0)
 
 
 def size(text):
-    """Returns bytes, of such as 4e6, '38.4kB' or '100MB'."""
-    found = re.fullmatch(r'([-+\d.e]+?)([kMG]?B)?', str(text).strip())
-    if not found:
-        raise ValueError(f'{text} is no size, such as 100MB')
-    return number(found[1], above=0) * _SIZES.get(found[2], 1)
+    """Returns bytes for a size such as 4e6, '38.4kB' or '100MB'."""
+    return _measure(text, _SIZES, 'size, such as 100MB', above=0)
 
 
 def count(text):
@@ -122,7 +121,7 @@ def count(text):
 
 
 def moments(texts):
-    """Returns a list of pairs (worker, seconds), of such as ['3:10s', '4:2ms']."""
+    """Returns a list of pairs (worker, seconds) for a list such as ['3:10s', '4:2ms']."""
     found = []
     for text in texts:
         worker, _, time = str(text).partition(':')
@@ -133,11 +132,11 @@ def moments(texts):
 
 
 def _each(parse):
-    """Returns a parser of what the workers have in turn, a list."""
+    """Returns a parser of a list whose elements the workers take in turn."""
     return lambda values: [parse(value) for value in values]
 
 
-# What can be said: how it is read, and what holds if nobody says it. The flags say what it means.
+# The names in a description: parser and default of each. The help of the flags has the meanings.
 KEYS = {
     'workers': (count, '8'),
     'ps': (count, '1'),
@@ -162,10 +161,10 @@ PRESETS = pathlib.Path(__file__).resolve().parent / 'clusters'
 
 
 class Cluster:
-    """A cluster as described: each of KEYS is an attribute.
+    """A described cluster: each of KEYS is an attribute.
 
     Attributes:
-      about: string, what the file says of itself.
+      about: string, the description in words, from the file.
     """
 
     def __init__(self, file=None, **said):
@@ -173,10 +172,10 @@ class Cluster:
 
         Args:
           file: string, the path of a file, or the name of one in `clusters`.
-          **said: strings or lists of strings, or None, of KEYS; they go before those of the file.
+          **said: strings, lists of strings, or None, by KEYS; they override the file.
 
         Raises:
-          SystemExit: saying what is wrong in one line.
+          SystemExit: with what is wrong, in one line.
         """
         values, where = _load(file) if file else ({}, '')
         directory = pathlib.Path(where).parent
@@ -203,7 +202,7 @@ class Cluster:
         self._check()
 
     def _check(self):
-        """Ends the program if what is said cannot be together."""
+        """Ends the program if values contradict each other."""
         for name in 'come', 'leave', 'die':
             for worker, _ in getattr(self, name):
                 if worker >= self.workers:
@@ -218,13 +217,13 @@ class Cluster:
             sys.exit('--back_after: without --die_every nobody dies so.')
 
     def of(self, name, worker):
-        """Returns what a worker has of one of KEYS that the workers have in turn."""
+        """Returns a worker's value of one of the KEYS that are lists."""
         values = getattr(self, name)
         return values[worker % len(values)]
 
 
 def _load(file):
-    """Returns what a file says, a dict, and its path."""
+    """Returns the contents of a file, a dict, and its path."""
     path = pathlib.Path(file)
     if path.name == file and not path.suffix:
         path = PRESETS / f'{file}.json'

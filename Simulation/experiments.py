@@ -1,7 +1,7 @@
-"""Runs many simulations: a process for each scheme, and a table of results to go on with.
+"""Runs many simulations: a process for each scheme, and a table of results that can be resumed.
 
-As a program it is such a process: it reads what to simulate from its input, and answers with what
-came out, a line of JSON each.
+As a program it is such a process. It reads what to simulate from its input, a line of JSON, and
+answers each line with the figures, another one.
 """
 
 import collections
@@ -14,16 +14,18 @@ import subprocess
 import sys
 import threading
 
+from measuring.results import read
+
 HERE = pathlib.Path(__file__).resolve().parent
 BATCH = 32  # examples in a local step
-# What comes out of a simulation: columns of the table, behind the scheme and what was asked for.
+# The figures of a simulation: columns of the table, after the scheme and what was asked for.
 FIGURES = ['accuracy', 'loss', 'diverged', 'steps', 'examples', 'seconds', 'target_examples',
            'target_seconds', 'staleness', 'staleness_50', 'staleness_90', 'staleness_99',
            'staleness_max', 'dropped', 'computes', 'waits', 'curve', 'wall_seconds', 'megabytes']
 
 
 class Scheme:
-    """A process that simulates one scheme, again and again. A context manager."""
+    """A process that simulates one scheme, many times. A context manager."""
 
     def __init__(self, name):
         """Takes the name of a folder."""
@@ -40,10 +42,10 @@ class Scheme:
           asked: dict of strings by names of flags.
 
         Returns:
-          Dict of FIGURES: numbers, and '' for what there is not.
+          Dict of FIGURES: numbers, and '' for those that the scheme does not have.
 
         Raises:
-          SystemExit: with what the process complains about.
+          SystemExit: with the complaint of the process.
         """
         try:
             self._process.stdin.write(json.dumps(asked) + '\n')
@@ -67,28 +69,26 @@ class Scheme:
 
 
 class Table:
-    """Results in a CSV file, a row for each simulation: what is there is not simulated again."""
+    """Results in a CSV file, a row for each simulation; what it has is not simulated again."""
 
     def __init__(self, path, columns):
-        """Reads what there is.
+        """Reads the file.
 
         Args:
-          path: string or path, the file; it and its directory are made with the first row.
-          columns: list of strings, names of flags that say which simulation a row is of.
+          path: string or path; the file and its directory are made with the first row.
+          columns: list of strings, names of the flags that identify a simulation.
         """
         self._path, self._columns = pathlib.Path(path), ['scheme', *columns]
         self._lock = threading.Lock()
         self.rows = collections.OrderedDict()
-        if self._path.exists():
-            with open(self._path, newline='', encoding='utf-8') as file:
-                for row in csv.DictReader(file):
-                    self.rows[self._key(row)] = row
+        for row in read(self._path):
+            self.rows[self._key(row)] = row
 
     def _key(self, row):
         return tuple(row.get(name, '') for name in self._columns)
 
     def simulate(self, scheme, asked):
-        """Returns the row of a simulation, a dict of strings; simulates it if it is not there yet.
+        """Returns the row of a simulation, a dict of strings; simulates it if the row is missing.
 
         Args:
           scheme: `Scheme`.
@@ -104,11 +104,11 @@ class Table:
         return found
 
     def row(self, name, asked):
-        """Returns the row of a scheme's name and what was asked for, or None if there is none."""
+        """Returns the row of a scheme's name and of what was asked for, or None."""
         return self.rows.get(self._key(dict(asked, scheme=name)))
 
     def _write(self, row):
-        """Adds a row to the file: a run that is cut off has lost nothing but what was under way."""
+        """Adds a row to the file at once: a run that is cut off loses only what was under way."""
         is_new = not self._path.exists()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with open(self._path, 'a', newline='', encoding='utf-8') as file:
@@ -119,20 +119,20 @@ class Table:
 
 
 def local_steps_per_second(row):
-    """Returns how many local steps all workers make in a virtual second, of a row of FIGURES."""
+    """Returns the local steps of all workers per virtual second, from a row of FIGURES."""
     return int(row['examples']) / BATCH / float(row['seconds'])
 
 
 def for_each(function, items, jobs=None):
-    """Calls a function with each of some items, several at a time, the first ones first.
+    """Calls a function with each item, several at a time, the first ones first.
 
     Args:
       function: function of an item.
       items: list.
-      jobs: int, how many at a time; by default as many as there are processors.
+      jobs: int, how many at a time; by default one for each processor.
 
     Raises:
-      SystemExit: if one of the calls does so; the others are done before.
+      SystemExit: if one of the calls does so, after the calls under way have ended.
     """
     left, complaints = list(items), []
 
@@ -178,9 +178,9 @@ def figures_of(simulation):
 
 
 def _end_with_who_asks():
-    """Ends this process when nobody can ask any more, also in the midst of a simulation."""
+    """Exits when the parent closes the pipe, even in mid-simulation."""
     hang_up = select.poll()
-    hang_up.register(sys.stdin, 0)  # it comes unasked
+    hang_up.register(sys.stdin, 0)  # the event of a closed pipe needs no mask
 
     def wait():
         hang_up.poll()
@@ -190,14 +190,14 @@ def _end_with_who_asks():
 
 
 def _serve(program, prepare):
-    """Simulates what the input asks for; the arguments are those that `schemes.load` returns."""
+    """Simulates what the input asks for; takes what `schemes.load` returns."""
     _end_with_who_asks()
-    # Here, and not above: who only asks does not load TensorFlow.
+    # Here, and not above: the parent does not load TensorFlow.
     import time
     from absl.testing import flagsaver
     import simulate
     flags = simulate.FLAGS
-    answers, sys.stdout = sys.stdout, open(os.devnull, 'w', encoding='utf-8')  # nothing else there
+    answers, sys.stdout = sys.stdout, open(os.devnull, 'w', encoding='utf-8')  # for answers only
     for line in sys.stdin:
         began = time.time()
         with flagsaver.flagsaver():
@@ -216,7 +216,7 @@ def _serve(program, prepare):
 
 if __name__ == '__main__':
     import schemes
-    from tfdist import console
+    from tfdist.start import console
     loaded = schemes.load(schemes.asked_for(sys.argv))
     import simulate  # noqa: F401
     console.run(lambda _: _serve(*loaded))

@@ -1,17 +1,17 @@
-"""What travels, and how long that takes: links with latency and bandwidth, and who shares them.
+"""Links: how long messages travel, with latency, bandwidth and queues.
 
-Each worker has a link of its own. That of a ps, one way and the other, is a queue for all workers,
-and so is the time that the ps takes for updates: whoever comes first is served first.
+Each worker has a link of its own. All workers share the link of a ps, which is a queue in each
+direction, and the time of the ps for updates, another queue: first come, first served.
 """
 
 from clock import Queue
 
 
 class Star:
-    """Workers around parameter servers, over which what travels is spread in turn, by tensor.
+    """Workers around parameter servers; tensors go to the ps in turn.
 
     Attributes:
-      into, out, updates: lists of `clock.Queue` by ps, its link in both directions and its work.
+      into, out, updates: lists of `clock.Queue` by ps: its link in each direction, and its updates.
     """
 
     def __init__(self, clock, cluster, scale=1):
@@ -19,51 +19,52 @@ class Star:
 
         Args:
           clock: `clock.Clock`.
-          cluster: `description.Cluster`. If it has `parameters`, each ps has as much of them.
-          scale: float, how many bytes travel for each one that there is.
+          cluster: `description.Cluster`. If it has `parameters`, these are in equal parts on the
+            ps.
+          scale: float, how many bytes travel for each byte of a tensor.
         """
         self._clock, self._cluster, self._scale = clock, cluster, scale
         self.into, self.out, self.updates = (
             [Queue(clock) for _ in range(cluster.ps)] for _ in range(3))
 
     def latency(self, worker):
-        """Returns when a message is there that a worker sends or gets now."""
+        """Returns when a message arrives that now leaves for a worker, or from it."""
         return self._clock.now + self._cluster.of('latency', worker)
 
     def _carry(self, worker, queues, sizes):
-        """Returns when so many bytes are through the link of the worker, and those of the ps."""
+        """Returns when tensors of these sizes have passed the links of the worker and the ps."""
         end = self._clock.now + self._scale * sum(sizes) / self._cluster.of('bandwidth', worker)
         for queue, size in zip(queues, self._spread(sizes)):
             end = max(end, queue.serve(self._scale * size / self._cluster.ps_bandwidth))
         return end
 
     def _spread(self, sizes):
-        """Returns how much of the sizes is on each ps."""
+        """Returns how many bytes of tensors of these sizes are on each ps."""
         if self._cluster.parameters:
             return [sum(sizes) / self._cluster.ps] * self._cluster.ps
         return [sum(sizes[ps::self._cluster.ps]) for ps in range(self._cluster.ps)]
 
     def to_worker(self, worker, sizes):
-        """Brings what a worker has asked the ps for, a process: until it is there."""
+        """A process: tensors travel from the ps to a worker, which has asked for them."""
         yield self._carry(worker, self.out, sizes)
         yield self.latency(worker)
 
     def to_ps(self, worker, sizes):
-        """Brings what a worker pushes to the ps, a process: until they have made the update."""
-        # The global step, which is pulled and not pushed, has the first place among the ps.
+        """A process: what a worker pushes travels to the ps, and the ps make the update."""
+        # The first ps has the global step, which is pulled but not pushed.
         sizes = [0, *sizes]
         yield self.latency(worker)
         yield self._carry(worker, self.into, sizes)
         yield self.update(sizes)
 
     def update(self, sizes):
-        """Returns when the ps have made an update of such sizes, each when it is its turn."""
+        """Returns when all ps, each after its queue, have updated tensors of these sizes."""
         total = sum(sizes) or 1
         return max(queue.serve(self._cluster.update * size / total)
                    for queue, size in zip(self.updates, self._spread(sizes)))
 
     def shares(self):
-        """Returns a dict: for what share of the time so far the ps have worked, by what."""
+        """Returns a dict by kind of work: the share of the time so far for which the ps did it."""
         time = self._clock.now * self._cluster.ps or 1
         return {name: sum(queue.busy() for queue in queues) / time for name, queues in
                 (('into the ps', self.into), ('out of the ps', self.out),
@@ -71,10 +72,10 @@ class Star:
 
 
 class Ring:
-    """Workers in a ring: in 2 (N - 1) hops, all at the same time, each sends 1 / N of its bytes.
+    """Workers in a ring: 2 (N - 1) hops, in each of which every worker sends 1 / N of its bytes.
 
-    A hop takes a round trip, as who gets something asks for it, and to begin takes one more. The
-    slowest link holds up all.
+    A hop takes a round trip, as the receiver asks for the data; the beginning takes one more. All
+    wait for the slowest link.
     """
 
     def __init__(self, clock, cluster, scale=1):
@@ -85,11 +86,11 @@ class Ring:
         self._slowest = min(cluster.of('bandwidth', worker) for worker in workers)
 
     def sum(self, sizes, hop=0.):
-        """Returns when a sum of what has so many bytes, which begins now, is there.
+        """Returns when a sum that begins now is complete.
 
         Args:
-          sizes: list of ints, bytes.
-          hop: float, seconds of a hop beyond what travels.
+          sizes: list of ints, the bytes of each tensor.
+          hop: float, seconds of a hop beyond those on the links.
         """
         hops = 2 * (self._workers - 1)
         if not hops:

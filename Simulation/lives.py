@@ -1,40 +1,40 @@
-"""How workers live, as processes in virtual time: one class for each kind of scheme.
+"""Lives of workers, as processes in virtual time: one class for each kind of scheme.
 
-Which one it is, a scheme shows: sums make a ring, what completes a step for all is a barrier, a
-gate holds workers, and where the batches come from there may be tickets. All others pull, compute
-and push whenever they are ready.
+The parts of a scheme tell its kind. `sums` make a ring, `complete` a barrier, and a `gate` holds
+workers back; a source of batches may give out tickets. The workers of all other schemes pull,
+compute and push as soon as they are ready.
 """
 
 import functools
 import math
 import sys
 
+import numpy as np
 from clock import Signal
 import links
-import numpy as np
 from processors import Processors
 
 
 def kind_of(player):
-    """Returns the class of the lives of a scheme's workers, of a `player.Player`."""
-    if hasattr(player.scheme, 'sums'):
+    """Returns the class of the workers' lives for the scheme of a `player.Player`."""
+    if player.scheme.sums:
         return InARing
     if player.scheme.complete is not None:
         return Together
-    if hasattr(player.scheme, 'gate'):
+    if player.scheme.gate:
         return Held
     return WithTickets if hasattr(player.source, 'take') else Life
 
 
 class Life:
-    """A worker by itself: it pulls, computes, pushes, and begins again.
+    """A worker that waits for no other one: it pulls, computes, pushes, and begins again.
 
-    A round may have more than these three pieces. Then a worker that has pushed goes on when it has
-    heard of that.
+    A round may have more than these three pieces. Then a worker goes on after a push when it has
+    heard that the push is done.
 
     Attributes:
       together: bool, whether all workers make each update together.
-      stages: int, of a round's exchange with the ps, see `processors`.
+      stages: int, how many a round's exchange with the ps has, see `processors`.
       travels: `links.Star`, or `links.Ring`.
       processors: `processors.Processors`.
       step: int, the global step.
@@ -51,7 +51,7 @@ class Life:
           player: `player.Player`.
           record: `record.Record`.
           delays: list of floats by worker, seconds that it wastes in each local step.
-          seed: int, of the times that are drawn.
+          seed: int, of the random times.
         """
         self._clock, self._cluster, self._player, self._record = clock, cluster, player, record
         self._delays = delays
@@ -66,13 +66,13 @@ class Life:
             ('waits', self._follow))}
         self._does['overlaps'] = self._push_and_compute
         self._pieces = player.pieces
-        # A worker of shared processors has one thread, and nothing leaves it while that computes.
+        # On shared processors a worker has one thread, which cannot send while it computes.
         if player.pushes_first and not cluster.cores:
             pull, compute, *_ = player.pieces
             self._pieces = [pull, compute._replace(what='overlaps')]
 
     def of(self, worker):
-        """A worker from when it comes to when it leaves, a process."""
+        """The life of a worker, a process: from when it comes until it leaves."""
         self._leaving.discard(worker)
         self._player.begin(worker)
         while worker not in self._leaving:
@@ -83,14 +83,14 @@ class Life:
         self.lose(worker)
 
     def _timed(self, what, process, worker, *args):
-        """Runs a process, and records from when to when a worker did what; returns its result."""
+        """Runs a process, records when the worker did that, and returns its result."""
         began = self._clock.now
         result = yield from process(worker, *args)
         self._record.phase(worker, what, began, self._clock.now)
         return result
 
     def _push_and_compute(self, worker, one, piece):
-        """Pushes while the local steps of a piece are made, a process; see `_pull`."""
+        """A process: pushes while the local steps of a piece are computed; see `_pull`."""
         began, computed = self._clock.now, self._when_computed(worker, piece)
         yield from self._push(worker, one, piece._replace(local_steps=0))
         yield from self._follow(worker, one, piece)
@@ -100,15 +100,15 @@ class Life:
         self._record.phase(worker, 'pushes', computed, self._clock.now)
 
     def _enter(self, worker):
-        """Ends when a worker may begin its round, a process: at once."""
+        """A process that ends when a worker may begin its round: at once."""
         yield from ()
 
     def _pull(self, worker, one, piece):
-        """Asks the ps and brings what they answer, a process.
+        """A process: asks the ps, and receives what they answer.
 
         Args:
           worker: int.
-          one: `rounds.Round` that it goes on with, or None.
+          one: `rounds.Round` to go on with, or None.
           piece: `rounds.Piece`.
 
         Returns:
@@ -117,17 +117,17 @@ class Life:
         yield self.processors.stage()
         yield self.travels.latency(worker)
         yield self.processors.stage()
-        # What is pulled by now is all that is needed to compute.
+        # The values are read now, and the computation needs nothing else.
         one = self._player.compute(worker, one, piece.number)
         yield from self.travels.to_worker(worker, one.pull_bytes)
         return one
 
     def _compute(self, worker, one, piece):
-        """Ends when the local steps of a piece are made, a process; see `_pull`."""
+        """A process that ends when the local steps of a piece are computed; see `_pull`."""
         yield self._when_computed(worker, piece)
 
     def _when_computed(self, worker, piece):
-        """Returns when a worker has what the ps sent, and has made the local steps of a piece."""
+        """Returns when a worker has received its pull and computed a piece's local steps."""
         draw = self._cluster.of('step', worker).draw
         return (self.processors.stage(draw(self._random[worker], piece.local_steps))
                 + self._delays[worker] * piece.local_steps)
@@ -143,35 +143,35 @@ class Life:
         """Updates the center with what a worker pushes."""
         pushed = self._player.push(worker, one, piece.number)
         self.step = int(pushed.pop('global_step'))
-        # Those of the batches are of a whole round.
+        # The figures of the batches are those of a whole round.
         figures = one.figures if piece.number == self._player.pushes - 1 else {}
         self._record.add(dict(figures, **pushed), piece.local_steps)
         self._record.reach(self.step)
 
     def _follow(self, worker, one, piece):
-        """Ends when a worker may go on after a push, a process: when it has heard of that."""
+        """A process that ends when a worker has heard that its push is done."""
         yield self.processors.stage()
 
     def leave(self, worker):
-        """Lets a worker leave when its round is over."""
+        """Has a worker leave when its round is over."""
         self._leaving.add(worker)
 
     def lose(self, worker):
-        """Takes note that a worker has left, or that it is known to be dead."""
+        """Called when a worker has left, or when it is known to be dead."""
 
     def patience(self):
-        """Returns how many seconds after its death it is known that a worker is dead."""
+        """Returns the seconds after which a dead worker is known to be dead."""
         return 0.
 
     def stands(self):
-        """Returns why nobody goes on, a string, when nothing happens any more."""
+        """Returns why nothing happens any more, a string."""
         return 'no worker is left'
 
 
 class Held(Life):
     """A worker that is held at a gate while it is too far ahead of the slowest."""
 
-    stages = 7  # to look at the gate is a run by itself: it asks the ps, and hears from them
+    stages = 7  # the look at the gate is a run of its own: a question to the ps and the answer
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -189,7 +189,7 @@ class Held(Life):
         super()._arrive(worker, one, piece)
         if self._moved.waiting:
             slowest = self._player.clocks().min()
-            if slowest != self._slowest:  # for this one all of them wait
+            if slowest != self._slowest:  # all of them wait for this one
                 self._slowest = slowest
                 self._moved.fire()
 
@@ -205,7 +205,7 @@ class Held(Life):
 
 
 class Together(Life):
-    """Workers that take each step together: enough pushes complete it, who is late is dropped."""
+    """Workers that make each step together: enough pushes complete it, late ones are dropped."""
 
     together = True
 
@@ -215,12 +215,12 @@ class Together(Life):
         self._pushes, self._voted, self._completed = 0, {}, Signal(self._clock)
         self._has_backups = self._needed < self._cluster.workers
         if self._has_backups:
-            # Of steps that are to be completed: number and sizes.
+            # Steps that are still to be completed: number and sizes.
             self._summed, self._enough = [], Signal(self._clock)
             self._clock.start(self._complete_steps())
 
     def _arrive(self, worker, one, piece):
-        # Who came back, and has pushed in this step in its earlier life, does not count again.
+        # A worker that came back and had pushed in this step before it died counts only once.
         again = self._voted.get(worker) == one.step
         pushed = self._player.push(worker, one, stamp=-1 if again else one.step)
         self._voted[worker] = one.step
@@ -228,8 +228,8 @@ class Together(Life):
         if not pushed['dropped']:
             self._pushes += 1
             if self._pushes == self._needed:
-                # The ps take the sums at once, and who comes now is late; to all others it is
-                # complete when the update is made.
+                # The ps take the sums at once, so a push that comes now is late. For the workers
+                # the step is complete when the update is made.
                 summed, self._pushes = (self._player.complete(), one.push_bytes()), 0
                 if self._has_backups:
                     self._summed.append(summed)
@@ -238,16 +238,16 @@ class Together(Life):
                     self._clock.start(self._complete(*summed))
 
     def _complete(self, step, sizes):
-        """Completes a step, a process: all go on with this one."""
+        """A process: completes a step, after which all workers go on."""
         yield self.travels.update([0, *sizes])
         self.step = step
         self._record.reach(step)
         self._completed.fire()
 
     def _complete_steps(self):
-        """What the chief does beside its own steps if there are backup workers, a process.
+        """A process: what the chief does besides its own steps if there are backup workers.
 
-        For each step it asks the ps to complete it, and hears when it is, as a round by itself.
+        It asks the ps to complete each step and waits for the answer, in a round of its own.
         """
         while True:
             yield self.processors.stage()
@@ -269,22 +269,22 @@ class Together(Life):
 
 
 class InARing(Life):
-    """Workers that sum up around a ring what all of them push. All have the same center."""
+    """Workers that sum up their pushes around a ring. All have the same center."""
 
     network, together, stages = links.Ring, True, 1
 
     def __init__(self, *args):
         super().__init__(*args)
         self._there, self._sums, self._whole = 0, None, Signal(self._clock)
-        if self._cluster.workers == 1:  # it has nobody to exchange with
+        if self._cluster.workers == 1:  # it exchanges nothing
             self.processors = Processors(self._clock, self._cluster, math.inf)
 
     def _pull(self, worker, one, piece):
-        yield from ()  # it has the center itself
+        yield from ()  # each worker has the center itself
         return self._player.compute(worker)
 
     def _push(self, worker, one, piece):
-        yield from ()  # that is for all together
+        yield from ()  # one push, with the sums, is for all workers
         self._record.add(one.figures, piece.local_steps)
         self._there += 1
         pushed, = one.pushed
@@ -295,7 +295,7 @@ class InARing(Life):
             self._clock.at(self.travels.sum(one.push_bytes(), hop), lambda: self._step(one))
 
     def _step(self, one):
-        """Makes the step of all, with the sums."""
+        """Makes the step of all workers, with the sums."""
         self.step = int(self._player.push(0, one, sums=self._sums)['global_step'])
         self._there, self._sums = 0, None
         self._record.reach(self.step)
@@ -314,7 +314,7 @@ class InARing(Life):
 
 
 class WithTickets(Life):
-    """A worker that takes tickets, which say on what to train, as it is ready for the next."""
+    """A worker that takes the next ticket, a piece of the data, as soon as it is ready."""
 
     def of(self, worker):
         self._player.source.begin(worker)

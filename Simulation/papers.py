@@ -1,10 +1,10 @@
-"""What papers claim, each as an experiment: what is simulated, whether it holds, and a picture."""
+"""Papers' claims as experiments: what is simulated, whether the claim holds, and a picture."""
 
 import collections
 import math
 
 VERDICTS = 'holds', 'holds in part', 'does not hold'
-# The flags that say which simulation it is, columns of the table.
+# The flags that identify a simulation: columns of the table.
 COLUMNS = ['seed', 'cluster', 'workers', 'step', 'local_steps', 'train_steps', 'learning_rate',
            'communication_window', 'constant', 'variance', 'staleness_bound',
            'replicas_to_aggregate', 'scale_learning_rate', 'warmup_steps', 'tests']
@@ -15,13 +15,13 @@ class Sweep(collections.namedtuple('Sweep', 'scheme at flags seeds')):
 
     Attributes:
       scheme: string, a folder.
-      at: dict of dicts of flags, by what the picture has on its axis.
-      flags: dict of the flags that are the same all along.
-      seeds: int, how often each is simulated.
+      at: dict by place on the picture's axis of dicts of flags.
+      flags: dict of the flags that are the same at all places.
+      seeds: int, how many times each place is simulated.
     """
 
     def asked(self, x, seed):
-        """Returns what is to be simulated at one place of the axis, a dict of strings."""
+        """Returns what to simulate at one place of the axis, a dict of strings."""
         return {name: str(value)
                 for name, value in dict(self.flags, seed=seed, **self.at[x]).items()}
 
@@ -32,18 +32,18 @@ def sweep(scheme, at, seeds=1, **flags):
 
 
 def over(flag, values):
-    """Returns the places of a `Sweep` that varies one flag, of a list of its values."""
+    """Returns the places of a `Sweep` that varies one flag, from a list of its values."""
     return {value: {flag: value} for value in values}
 
 
-# A panel of a picture: `lines` are dicts of y by x, by what they are; `log` is whether y is so.
+# A panel of a picture: `lines` are dicts of y by x, by name; `log`: whether y is logarithmic.
 Panel = collections.namedtuple('Panel', 'title x y lines log')
 
 
 def _listed(values, form=''):
-    """Returns numbers, of a list or of a dict's values, as '1, 2 and 3'."""
+    """Returns numbers, a list or the values of a dict, as '1, 2 and 3'."""
     values = values.values() if isinstance(values, dict) else values
-    *words, last = ['not reached' if math.isnan(value) else format(value, form) for value in values]
+    *words, last = ['never' if math.isnan(value) else format(value, form) for value in values]
     return f'{", ".join(words)} and {last}' if words else last
 
 
@@ -51,11 +51,11 @@ class Claim:
     """A claim of a paper, as an experiment.
 
     Attributes:
-      name: string, in a word.
+      name: string, one word.
       paper: string, authors and year.
-      where: string, where the paper has it, as far as that is known.
+      where: string, where the paper makes the claim, as far as that is known.
       says: string, the claim.
-      folders: list of strings, in whose READMEs the picture belongs.
+      folders: list of strings, the folders whose READMEs show the picture.
       sweeps: dict of `Sweep`s by name, what is simulated.
     """
 
@@ -63,13 +63,13 @@ class Claim:
 
     @staticmethod
     def judge(found):
-        """Says whether it holds.
+        """Judges whether the claim holds.
 
         Args:
           found: `claims.Found`.
 
         Returns:
-          A string, one of VERDICTS; and one with the figures.
+          Two strings: one of VERDICTS, and what is seen, with figures.
         """
         raise NotImplementedError
 
@@ -80,17 +80,17 @@ class Claim:
 
 
 def _verdict(*parts):
-    """Returns one of VERDICTS: whether all parts of a claim hold, some, or none."""
+    """Returns one of VERDICTS: all parts of a claim hold, some, or none."""
     return VERDICTS[0 if all(parts) else 1 if any(parts) else 2]
 
 
 def _to_compare(seconds):
-    """Returns the time at which something is reached: if it is not, later than any other."""
+    """Returns a time at which something is reached; infinity if it never is."""
     return math.inf if math.isnan(seconds) else seconds
 
 
 def _learns(line, least=0.9):
-    """Returns the last place of a line up to which all accuracies are at least that; or None."""
+    """Returns the last place of a line up to which all accuracies are `least` or more; or None."""
     last = None
     for x, accuracy in line.items():
         if not accuracy >= least:
@@ -107,39 +107,33 @@ class Staleness(Claim):
     name = 'staleness'
     paper = 'Niu et al. 2011, Hermans 2017'
     where = 'staleness: the thesis'
-    says = 'An update of N equal workers is N - 1 updates late, and the step has to be smaller.'
+    says = 'With N equal workers an update is N - 1 updates late, and the step has to be smaller.'
     folders = ['HogWild', 'Distributed-Setup', 'Parameter-Placement', 'Work-Queue',
                'Elastic-Workers']
     sweeps = {number: sweep('HogWild', over('learning_rate', rates), workers=number,
                             local_steps=4000) for number, rates in _RATES.items()}
 
     @staticmethod
-    def largest_rates(found):
-        """Returns the largest step sizes that learn, by the number of workers."""
-        return {number: _learns(found.line(number)) for number in found.sweeps}
-
-    @staticmethod
     def late(found):
-        """Returns the mean staleness by the number of workers; the step size does not matter."""
+        """Returns the mean staleness by the number of workers; it is that of any step size."""
         return {number: found.mean(number, rates[0], 'staleness')
                 for number, rates in _RATES.items()}
 
     @staticmethod
     def judge(found):
-        late, largest = Staleness.late(found), Staleness.largest_rates(found)
-        rates = [rate or 0 for rate in largest.values()]
+        late, rates = Staleness.late(found), [_learns(found.line(number)) or 0 for number in _RATES]
         return _verdict(
             all(abs(mean - number + 1) <= 0.05 * number for number, mean in late.items()),
             all(later < rate for rate, later in zip(rates, rates[1:]))), (
-            f'staleness {_listed(late, ".1f")} with {_listed(list(late))} workers, step sizes up '
-            f'to {_listed(rates)} learn')
+            f'with {_listed(list(late))} workers the staleness is {_listed(late, ".1f")}, and step '
+            f'sizes up to {_listed(rates)} learn')
 
     @staticmethod
     def panels(found):
         equal = {number: max(number - 1, 0) for number in _RATES}
         return [Panel('accuracy', 'step size', 'test accuracy',
                       {f'N = {number}': found.line(number) for number in found.sweeps}, False),
-                Panel('how late', 'workers', 'mean staleness',
+                Panel('staleness', 'workers', 'mean',
                       {'simulated': Staleness.late(found), 'N - 1': equal}, False)]
 
 
@@ -170,10 +164,10 @@ class Stability(Claim):
                               ('AGN', 'DOWNPOUR-Easy', 'DOWNPOUR-Easy, a tenth'))
         ten, twenty = found.line('10 workers'), found.line('20 workers')
         return _verdict(mine > plain, _learns(ten) == 1 and _learns(twenty) is None), (
-            f'with a window of 10 and equal step sizes AGN learns with up to {mine} workers, '
-            f'DOWNPOUR-Easy with {plain}, and with a tenth of the step size with {tenth}; '
-            f'DOWNPOUR-Easy with windows of {_listed(list(ten))} comes to {_listed(ten, ".2f")} '
-            f'with 10 workers, {_listed(twenty, ".2f")} with 20')
+            f'with a window of 10 and the same step size AGN learns with up to {mine} workers, '
+            f'DOWNPOUR-Easy with up to {plain}, or {tenth} with a tenth of that step size. With '
+            f'windows of {_listed(list(ten))} DOWNPOUR-Easy reaches an accuracy of '
+            f'{_listed(ten, ".2f")} with 10 workers, {_listed(twenty, ".2f")} with 20')
 
     @staticmethod
     def panels(found):
@@ -209,9 +203,9 @@ class Heterogeneity(Claim):
             all(mine[slower] > plain[slower] for slower in _SLOWER),
             all(_to_compare(seconds[slower]) < _to_compare(other[slower])
                 for slower in unequal)), (
-            f'half of 20 workers {_listed(list(_SLOWER))} times slower: seconds to 95 % of DynSGD '
-            f'{_listed(seconds, ".2f")}, with 1/N {_listed(other, ".2f")}; DOWNPOUR-Easy ends at '
-            f'{_listed(plain, ".2f")}')
+            f'half of 20 workers take {_listed(list(_SLOWER))} times as long. Seconds to 95 %: '
+            f'DynSGD {_listed(seconds, ".2f")}, with steps divided by N {_listed(other, ".2f")}. '
+            f'DOWNPOUR-Easy ends at an accuracy of {_listed(plain, ".2f")}')
 
     @staticmethod
     def panels(found):
@@ -229,7 +223,7 @@ class Elastic(Claim):
     name = 'elastic'
     paper = 'Zhang et al. 2015'
     where = 'CIFAR-10, windows of 1 to 64'
-    says = ('DOWNPOUR gets unstable with windows of 16 and 64, elastic averaging does not, with '
+    says = ('DOWNPOUR gets unstable with windows of 16 and 64, elastic averaging does not; with '
             'momentum it is the best at each; the error falls with N.')
     folders = ['AEASGD', 'AEAMSGD']
     sweeps = dict(
@@ -247,9 +241,9 @@ class Elastic(Claim):
             _learns(plain) in (1, 4), _learns(elastic) == _learns(momentum) == 64,
             all(momentum[window] > elastic[window] for window in _WINDOWS),
             wide[4] < wide[8] < wide[16]), (
-            f'windows of {_listed(_WINDOWS)}: DOWNPOUR-Easy {_listed(plain, ".3f")}, AEASGD '
-            f'{_listed(elastic, ".3f")}, AEAMSGD {_listed(momentum, ".3f")}; AEASGD with '
-            f'{_listed(list(wide))} workers {_listed(wide, ".3f")}')
+            f'accuracy with windows of {_listed(_WINDOWS)}: DOWNPOUR-Easy {_listed(plain, ".3f")}, '
+            f'AEASGD {_listed(elastic, ".3f")}, AEAMSGD {_listed(momentum, ".3f")}. With '
+            f'{_listed(list(wide))} workers AEASGD has {_listed(wide, ".3f")}')
 
     @staticmethod
     def panels(found):
@@ -281,10 +275,11 @@ class Delay(Claim):
         return _verdict(
             constant[.2] >= plain[.2] + 0.01, adaptive[.2] >= plain[.2] + 0.01,
             adaptive[.2] >= sequential[.2] - 0.01, max(examples[1:]) < examples[0]), (
-            f'16 workers, step sizes of {_listed(list(plain))}, means of 3 seeds: HogWild '
-            f'{_listed(plain, ".3f")}, constant {_listed(constant, ".3f")}, adaptive '
-            f'{_listed(adaptive, ".3f")}, one worker {_listed(sequential, ".3f")} with the last '
-            f'two; examples to 95 % with 0.1: {_listed(examples, ",.0f")}')
+            f'accuracy of 16 workers with step sizes of {_listed(list(plain))}, means of 3 seeds: '
+            f'HogWild {_listed(plain, ".3f")}, constant {_listed(constant, ".3f")}, adaptive '
+            f'{_listed(adaptive, ".3f")}; one worker, with the last two step sizes, '
+            f'{_listed(sequential, ".3f")}. With 0.1 the first three take '
+            f'{_listed(examples, ",.0f")} examples to 95 %')
 
     @staticmethod
     def panels(found):
@@ -299,9 +294,9 @@ class Delay(Claim):
 
 _BOUNDS = [0, 1, 3, 10, 30]
 _NOW_AND_THEN = 'pareto:1ms:1.5'
-_STRAGGLERS = {'now and then': (_NOW_AND_THEN, .1),
-               'one always': (','.join(['2ms'] * 15 + ['16ms']), .1),
-               'now and then, step size 0.2': (_NOW_AND_THEN, .2)}
+_STRAGGLERS = {'all slow now and then': (_NOW_AND_THEN, .1),
+               'one always slow': (','.join(['2ms'] * 15 + ['16ms']), .1),
+               'all slow now and then, step size 0.2': (_NOW_AND_THEN, .2)}
 
 
 class Bound(Claim):
@@ -334,10 +329,10 @@ class Bound(Claim):
             first, *bounded, none = map(_to_compare, seconds)
             parts += [all(later < before for before, later in zip(share, share[1:])),
                       min(bounded) < first, min(bounded) < none]
-            said.append(f'stragglers {name}: workers wait {_listed(share, ".0%")} of the time, '
-                        f'seconds to 95 % {_listed(seconds, ".2f")}')
-        return _verdict(*parts), (f'bounds of {", ".join(map(str, _BOUNDS))}, and none; '
-                                  f'{"; ".join(said)}')
+            said.append(f'{name.capitalize()}: workers wait for {_listed(share, ".0%")} of the '
+                        f'time; seconds to 95 %: {_listed(seconds, ".2f")}')
+        return _verdict(*parts), (f'the bounds are {", ".join(map(str, _BOUNDS))} and none. '
+                                  f'{". ".join(said)}')
 
     @staticmethod
     def panels(found):
@@ -371,9 +366,10 @@ class Backups(Claim):
             seconds = found.line(name, 'target_seconds')
             best = min(seconds, key=seconds.get)
             gains.append(0 < best < 25 and seconds[best] < 0.95 * seconds[0])
-            said.append(f'{name}: 95 % after {seconds[0]:.2f} s with none, {seconds[best]:.2f} s '
-                        f'with {best}, {seconds[25]:.2f} s with 25')
-        return _verdict(*gains[:2], not gains[2]), f'of 50 workers; {"; ".join(said)}'
+            fewer = (f', {seconds[best]:.2f} s with {best}, {seconds[25]:.2f} s with 25' if best
+                     else f'; any number of them only adds time ({seconds[25]:.2f} s with 25)')
+            said.append(f'Steps of {name}: {seconds[0]:.2f} s without backups{fewer}')
+        return _verdict(*gains[:2], not gains[2]), f'50 workers to 95 %. {". ".join(said)}'
 
     @staticmethod
     def panels(found):
@@ -401,9 +397,9 @@ class Windows(Claim):
         examples, seconds = (found.line('Local-SGD', f'target_{what}')
                              for what in ('examples', 'seconds'))
         return _verdict(accuracy[32] >= accuracy[1] - 0.01, examples[32] <= 1.1 * examples[1]), (
-            f'1,024 steps of each of 8 workers, windows of 1 and 32: {accuracy[1]:.3f} and '
-            f'{accuracy[32]:.3f}, 95 % after {examples[1]:,.0f} and {examples[32]:,.0f} examples, '
-            f'{seconds[1]:.1f} and {seconds[32]:.1f} s between sites')
+            f'8 workers with 1,024 steps each, between sites, with windows of 1 and 32: accuracy '
+            f'{accuracy[1]:.3f} and {accuracy[32]:.3f}; 95 % after {examples[1]:,.0f} and '
+            f'{examples[32]:,.0f} examples, or {seconds[1]:.1f} and {seconds[32]:.1f} s')
 
     @staticmethod
     def panels(found):
@@ -439,9 +435,10 @@ class Scaling(Claim):
         fixed, scaled, warm = lines = [found.line(name) for name in list(found.sweeps)[1:]]
         ends = [_learns(line, one - 0.01) or 1 for line in lines]
         return _verdict(ends[1] > ends[0], ends[2] > ends[1]), (
-            f'one worker {one:.3f}; within 0.01 of that are up to {_listed(ends)} workers without '
-            f'scaling, with it, and with a warm-up; with {_listed(_NUMBERS)}: '
-            f'{_listed(fixed, ".3f")}; {_listed(scaled, ".3f")}; {_listed(warm, ".3f")}')
+            f'one worker has {one:.3f}. Up to {_listed(ends)} workers come within 0.01 of that '
+            'without scaling, with it, and with a warm-up. Accuracy with '
+            f'{_listed(_NUMBERS)} workers: {_listed(fixed, ".3f")} without scaling, '
+            f'{_listed(scaled, ".3f")} with it, {_listed(warm, ".3f")} with a warm-up')
 
     @staticmethod
     def panels(found):

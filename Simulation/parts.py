@@ -1,22 +1,22 @@
-"""Parts of a graph that are run by themselves: what is fetched together, and what they are fed."""
+"""Runs parts of a graph alone: tensors that are fetched together, and what has to be fed."""
 
 import collections
 
 import numpy as np
 from tensorflow.core.protobuf import config_pb2
-from tfdist.quiet import tf
+from tfdist.start.quiet import tf
 
 
 class Part:
-    """Tensors that are fetched together, as fast as a session can.
+    """Tensors that one run fetches, as fast as a session can.
 
     Attributes:
-      feeds: list of tensors to be fed: of those that may be, the ones that it depends on.
-      ops: set of ops that run.
+      feeds: list of the tensors to be fed: those of `may_be_fed` that the fetches depend on.
+      ops: set of the ops that run.
     """
 
     def __init__(self, session, fetches, may_be_fed=()):
-        """Takes a `tf.Session`, a list of tensors or ops, and a list of tensors."""
+        """Takes a `tf.Session`, lists of what to fetch, and of tensors that may be fed."""
         fetches = [session.graph.as_graph_element(fetch) for fetch in fetches]
         may_be_fed = list(collections.OrderedDict((tensor.name, tensor)
                                                   for tensor in may_be_fed).values())
@@ -26,23 +26,23 @@ class Part:
         options.feed.extend(tensor.name for tensor in self.feeds)
         options.fetch.extend(fetch.name for fetch in fetches if isinstance(fetch, tf.Tensor))
         options.target.extend(fetch.name for fetch in fetches if isinstance(fetch, tf.Operation))
-        # `Session.make_callable` takes twice as long, if something is fed.
+        # `Session.make_callable` takes twice as long where something is fed.
         self.run = session._make_callable_from_options(options)
         self._dtypes = [tensor.dtype.as_numpy_dtype for tensor in self.feeds]
 
     def __call__(self, values):
-        """Returns the list of values; `values` are those to be fed, a dict by tensors' names."""
+        """Returns the list of values; `values` has those to be fed, by the tensors' names."""
         return self.run(*[np.asarray(values[tensor.name], dtype)
                           for tensor, dtype in zip(self.feeds, self._dtypes)])
 
 
 def _ancestors(fetches, fed, made=()):
-    """Returns which ops run for a list of tensors or ops, and a dict by name of what they are fed.
+    """Returns the set of ops that run to fetch a list, and a dict by name of tensors fed to them.
 
     Args:
       fetches: list of tensors and ops.
       fed: set of names of tensors that may be fed.
-      made: collection of ops that have run before: what they made may be fed, too.
+      made: collection of ops that ran before: their outputs may be fed, too.
     """
     ops, used, left = set(), {}, [getattr(fetch, 'op', fetch) for fetch in fetches]
     while left:
@@ -59,21 +59,21 @@ def _ancestors(fetches, fed, made=()):
 
 
 def _can_be_kept(tensor):
-    """Returns whether what an op made can be fed; else that runs again, as a constant does."""
+    """Returns whether a tensor can be fed; if not, its op runs again, as a constant does."""
     return (len(tensor.op.inputs) > 0 and tensor.op._get_control_flow_context() is None
             and tensor.dtype not in (tf.resource, tf.variant))
 
 
 def kept_between(fetches, may_be_fed):
-    """Returns what to keep of what is fetched in several runs one after the other: all is run once.
+    """Finds tensors to fetch in one run and feed in later ones, so that no op runs twice.
 
     Args:
       fetches: list by run of lists of tensors and ops.
-      may_be_fed: list of tensors, in any of them.
+      may_be_fed: list of tensors that may be fed in any run.
 
     Returns:
-      A list by run of lists of tensors, to be fetched besides; and a list by run of lists of
-      tensors that may be fed: those, as soon as they are there, and `may_be_fed`.
+      A list by run of lists of tensors to fetch as well; and a list by run of lists of tensors
+      that may be fed: those that earlier runs fetched, and `may_be_fed`.
     """
     kept, feeds, made = [[] for _ in fetches], [], {}
     tensors = {tensor.name: tensor for tensor in may_be_fed}

@@ -1,26 +1,26 @@
-"""Plays all workers of a scheme, the folder's own, in one graph and one session; see `tfdist.seam`.
+"""Plays all workers of a folder's own scheme in one graph and one session; see `scheme/seam.py`.
 
-A worker's round is two runs of the session: at one time it reads the center and computes what it
-will push, at a later one it pushes. A scheme may pull and push several times in a round. What lies
-between them is in a `Round`; what a worker keeps from one round to the next is in the session while
-it is its turn, and else beside it.
+A worker's round is two runs of the session: in the first it reads the center and computes what it
+will push, and later it pushes. A scheme may pull and push several times in a round. A `Round` holds
+what a worker has between these runs. What a worker keeps from one round to the next is in the
+session's variables while that worker plays, and beside the session otherwise.
 """
 
 import collections
 import itertools
 import sys
 
+from tfdist.scheme import schedule
+from tfdist.start.quiet import tf
 from parts import kept_between, Part
 from rounds import pieces_of, Round
-from tfdist import runs
-from tfdist.quiet import tf
 
 
 class _Own:
-    """What each worker keeps: that of one is in the variables, that of all others beside them."""
+    """What each worker keeps: one worker's is in the variables, that of all others beside them."""
 
     def __init__(self, variables):
-        """Makes the ops on the `own` variables of a scheme, a list."""
+        """Makes ops on the `own` variables of a scheme, a list."""
         self._handles = {variable.handle.op for variable in variables}
         self._given = [tf.placeholder(variable.dtype.base_dtype, variable.shape)
                        for variable in variables]
@@ -31,7 +31,7 @@ class _Own:
         self._kept, self._whose = {}, None
 
     def make_parts(self, session):
-        """Makes what is run, in a `tf.Session` of the finished graph."""
+        """Makes the parts to run in a `tf.Session` of the finished graph."""
         take, give, make = self._ops
         self._take, self._give, self._make = (
             Part(session, take), Part(session, give, self._given), Part(session, make))
@@ -41,7 +41,7 @@ class _Own:
             self._kept[self._whose] = self._take({})
 
     def turn(self, worker, part):
-        """Brings what a worker keeps into the variables, if a `Part` has to do with them."""
+        """Loads what a worker keeps into the variables if a `Part` uses them."""
         if self._whose != worker and self._handles & part.ops:
             self._put_away()
             values = self._kept.pop(worker)
@@ -49,7 +49,7 @@ class _Own:
             self._whose = worker
 
     def begin(self, worker, values=None):
-        """Gives a worker its initial values, of now, or others, a list of arrays."""
+        """Gives a worker its initial values as of now, or `values`, a list of arrays."""
         if self._whose != worker:
             self._put_away()
         if values is None:
@@ -60,23 +60,23 @@ class _Own:
 
 
 class _Pull(collections.namedtuple('_Pull', 'read taken names sizes compute keeps pushes')):
-    """A pull of a round, and what is computed with it: the pushes up to the next pull.
+    """A pull of a round, and the computation of the pushes up to the next pull.
 
     Attributes:
-      read: Part that returns the global step, what is taken of what is read, and what is computed
-        with the first pull of a round: what is kept, what is pushed, and the figures.
-      taken: list of ints, which of the tensors of `Seam.pull` that is.
-      names: list of strings, how these are called where they are fed.
-      sizes: list of ints, the bytes of each tensor; None where nobody knows before it is there.
+      read: Part that returns the global step and the tensors of `taken`; for the first pull of a
+        round also the computation's results: what is kept, what is pushed, and the figures.
+      taken: list of ints, indices of the tensors of `Seam.pull` that are needed.
+      names: list of strings, the names under which these are fed.
+      sizes: list of ints, the bytes of each tensor; None where its shape does not tell.
       compute: Part that returns what is computed with a later pull; None if that is nothing.
-      keeps: list of names of tensors that are computed here and fed later: no local step is made
-        twice.
+      keeps: list of names of tensors that are computed here and fed later, so that no local step
+        is made twice.
       pushes: list of ints, how many tensors each of the pushes has.
     """
 
 
 def _size(tensor):
-    """Returns the bytes of a tensor, or None if its shape does not say it."""
+    """Returns the bytes of a tensor, or None if its shape does not tell."""
     if not tensor.shape.is_fully_defined():
         return None
     return tensor.shape.num_elements() * tensor.dtype.size
@@ -89,35 +89,36 @@ class Player:
       scheme: the Scheme.
       hparams: object, its hyperparameters.
       session: `tf.Session`.
-      source: where its batches come from, see `shards`.
-      variables: list of `tf.Variable`, what is trained.
-      parameters: int, the bytes of these.
+      source: the source of its batches, see `shards`.
+      variables: list of the trained `tf.Variable`s.
+      parameters: int, the bytes of the variables.
       pieces: list of `Piece`, what a worker does in a round.
-      pushes: int, how many there are in a round.
-      pushes_first: bool, whether what is pushed takes no batch: it is there before the worker has
-        computed.
+      pushes: int, how many pushes a round has.
+      pushes_first: bool, whether a push needs no batch: it can leave before the worker computes.
     """
 
     def __init__(self, scheme_class, make, hparams, num_workers, seed=1):
-        """Makes graph and session.
+        """Makes the graph and the session.
 
         Args:
           scheme_class: class, a `seam.Seam`.
-          make: function that makes, in the graph, what is trained, and returns: a
+          make: function that makes in the graph, and returns, what is trained, a
             `building.Network` or `toy.Problem`; a source of its batches, see `shards`; and an
             `evaluation.Test`, or None.
           hparams: object with the scheme's hyperparameters as attributes.
           num_workers: int.
           seed: int, of the initial values.
         """
-        # All that is there is one process.
+        # Everything is in one process, so there are no devices of workers.
         here = type('Scheme', (scheme_class,), {'worker_device': staticmethod(lambda _: None)})
         with tf.Graph().as_default() as graph:
             tf.set_random_seed(seed)
             global_step = tf.train.get_or_create_global_step()
             network, self.source, self._test = make()
             self.scheme = here(network, global_step, hparams, 0, num_workers)
-            self.hparams, self.variables = hparams, tf.trainable_variables()
+            center = [getattr(variable, 'table', variable) for variable in network.variables]
+            self.hparams, self.variables = hparams, [
+                variable for variable in tf.trainable_variables() if variable in center]
             self.parameters = sum(map(_size, self.variables))
             self._own = _Own(self.scheme.own) if self.scheme.own else None
             initialize = [tf.global_variables_initializer(), tf.local_variables_initializer(),
@@ -133,16 +134,16 @@ class Player:
         return Part(self.session, fetches, may_be_fed)
 
     def _make_parts(self):
-        """Makes what is run again and again."""
+        """Makes the parts that are run again and again."""
         scheme, exchanges = self.scheme, self.scheme.exchanges
-        gate = getattr(scheme, 'gate', None)
+        gate = scheme.gate
         pulls, pushes = ([each for each in exchanges if isinstance(each, kind)]
-                         for kind in (runs.Pull, runs.Push))
+                         for kind in (schedule.Pull, schedule.Push))
         self.pieces, self.pushes = pieces_of(exchanges), len(pushes)
         may_be_fed = [*(tensor for pull in pulls for tensor in pull.tensors),
                       *self.source.placeholders]
         self._push = [self._part(list(push.figures.values()), [
-            *may_be_fed, *push.arrived, *scheme.stamps, *getattr(scheme, 'sums', []),
+            *may_be_fed, *push.arrived, *scheme.stamps, *scheme.sums,
             *([gate.worker] if gate else [])]) for push in pushes]
         self._arrived = [push.arrived for push in pushes]
         self._figures = [list(push.figures) for push in pushes]
@@ -159,15 +160,15 @@ class Player:
             self._own.make_parts(self.session)
 
     def _make_pulls(self, pulls, may_be_fed):
-        """Makes what is run with each pull: what is pushed until the next one is known then.
+        """Makes the parts that are run with each pull; they compute all pushes up to the next pull.
 
         Args:
-          pulls: list of `runs.Pull`.
+          pulls: list of `schedule.Pull`.
           may_be_fed: list of tensors.
         """
         scheme, known = self.scheme, []
         for exchange in scheme.exchanges:
-            if isinstance(exchange, runs.Pull):
+            if isinstance(exchange, schedule.Pull):
                 known.append([])
             else:
                 known[-1].append(exchange.pushed)
@@ -175,7 +176,7 @@ class Player:
         fetches[-1] += scheme.computed.values()
         kept, feeds = kept_between(fetches, may_be_fed)
         fetches = [both + each for both, each in zip(kept, fetches)]
-        # The first pull is computed with as it is read, a later one is fed.
+        # The first pull is read and used in one run; a later one is read first, and then fed.
         computes = [None, *(self._part(*both) if both[0] else None
                             for both in list(zip(fetches, feeds))[1:])]
         self._fed = {tensor.name for part in [*self._push, *filter(None, computes)]
@@ -192,10 +193,10 @@ class Player:
                 [tensor.name for tensor in keeps], list(map(len, pushed))))
 
     def begin(self, worker, own=None):
-        """Makes anew what a worker keeps, as its program does when it starts; or it has `own`."""
+        """Initializes what a worker keeps, as its program does at its start, or with `own`."""
         if self._own:
             self._own.begin(worker, own)
-        if hasattr(self.scheme, 'gate'):
+        if self.scheme.gate:
             self._join({self.scheme.gate.worker.name: worker})
 
     def _run(self, worker, part, values):
@@ -204,12 +205,12 @@ class Player:
         return part(values)
 
     def compute(self, worker, one=None, number=0):
-        """Pulls, as the center is now, and computes what can be known with that.
+        """Pulls the center as it is now, and computes all that it can from that.
 
         Args:
           worker: int.
-          one: `Round` to go on with; by default one begins.
-          number: int, which pull of the round it is.
+          one: `Round` to go on with; by default a new one begins.
+          number: int, which pull of the round this is.
 
         Returns:
           `Round`.
@@ -237,25 +238,25 @@ class Player:
         Args:
           worker: int.
           one: `Round`.
-          number: int, which push of the round it is.
-          stamp: int, the step that it is stamped with; by default the one pulled.
-          sums: list of arrays, what is pushed summed over all workers of a ring.
+          number: int, which push of the round this is.
+          stamp: int, the step to stamp the push with; by default the step that was pulled.
+          sums: list of arrays, the pushes of all workers of a ring, summed.
 
         Returns:
           Dict of the figures of the push.
         """
         scheme, values = self.scheme, dict(one.fed)
         for tensors, arrays in ((self._arrived[number], one.pushed[number]),
-                                (getattr(scheme, 'sums', []), sums)):
+                                (scheme.sums, sums)):
             values.update((tensor.name, array) for tensor, array in zip(tensors, arrays))
         for tensor in scheme.stamps:
             values[tensor.name] = one.step if stamp is None else stamp
-        if hasattr(scheme, 'gate'):
+        if scheme.gate:
             values[scheme.gate.worker.name] = worker
         return dict(zip(self._figures[number], self._run(worker, self._push[number], values)))
 
     def complete(self):
-        """Completes a step for all; returns the global step. There have to be enough pushes."""
+        """Completes a step for all workers, after enough pushes; returns the global step."""
         return int(self._complete({})[0])
 
     def clocks(self):
@@ -263,7 +264,7 @@ class Player:
         return self._clocks({})[0]
 
     def leave(self, worker):
-        """Lets a gate know that a worker does not count any more."""
+        """Tells the gate that a worker does not count any more."""
         self._leave({self.scheme.gate.worker.name: worker})
 
     def center(self):
@@ -271,10 +272,10 @@ class Player:
         return self.session.run(self.variables)
 
     def restore(self, values):
-        """Gives the variables that a dict of arrays names these values: those of the center, too.
+        """Sets variables to the arrays of a dict by name, which has all variables of the center.
 
         Raises:
-          SystemExit: if one of the center is missing.
+          SystemExit: if a variable of the center is missing.
         """
         for variable in self.session.graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES):
             if variable.op.name in values:
@@ -288,5 +289,5 @@ class Player:
         return self._test.run(self.session) if self._test else {}
 
     def close(self):
-        """Ends the session."""
+        """Closes the session."""
         self.session.close()

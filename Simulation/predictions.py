@@ -1,24 +1,24 @@
-"""What a cluster would do with a large network: local steps/s over the number of workers.
+"""Predicts what a cluster does with a large network: local steps/s over the number of workers.
 
-Each scheme trains the folder's own network, which is taken for one of 100 MB as it travels. The ps
-have as much to do for an update as memory of 20 GB/s needs to read gradient and parameters and to
-write these.
+Each scheme trains the folder's own network, which counts as 100 MB on the links. An update takes
+the ps as long as memory of 20 GB/s needs to read the gradient and the parameters and to write the
+parameters.
 """
 
 import experiments
 
 RESULTS = experiments.HERE / 'results' / 'predictions.csv'
-# A step size so small that nobody diverges, which would be the end.
+# A step size so small that no scheme diverges, which would end its simulation.
 CLUSTER = {'cluster': 'ethernet', 'ps': '8', 'step': 'lognormal:100ms:0.1', 'parameters': '100MB',
            'update': '15ms', 'learning_rate': '0.0001', 'tests': '1'}
 IN_WORDS = '100 MB, 0.1 s a step, 8 ps, 10 Gbit/s'
 WINDOWS = {'HogWild': 1, 'AGN': 10, 'Synchronous-SGD': 1, 'Local-SGD': 10, 'Ring-AllReduce': 1}
 NUMBERS = [2 ** power for power in range(11)]
-ROUNDS = 20  # of each worker: those in which all begin at once hardly count
+ROUNDS = 20  # of each worker: enough for the simultaneous start not to matter
 
 
 def table():
-    """Returns what there is, an `experiments.Table`."""
+    """Returns the results so far, an `experiments.Table`."""
     return experiments.Table(RESULTS, ['workers', *CLUSTER, 'local_steps'])
 
 
@@ -27,7 +27,7 @@ def _asked(name, workers):
 
 
 def simulate():
-    """Simulates what is not in the file yet, in minutes if that is all."""
+    """Simulates what is missing in the file; all of it takes minutes."""
     found = table()
 
     def do(name):
@@ -41,7 +41,7 @@ def simulate():
 
 
 def rates():
-    """Returns a dict by scheme of lists of (workers, local steps/s) that are known."""
+    """Returns a dict by scheme of lists of known (workers, local steps/s)."""
     found, known = table(), {}
     for name in WINDOWS:
         rows = [(workers, found.row(name, _asked(name, workers))) for workers in NUMBERS]

@@ -1,31 +1,31 @@
-"""What computes: each task has its own processor, or all tasks of a machine share some.
+"""Processors: one for each task, or some that all tasks of a machine share.
 
-A pull and a push together, an exchange, have stages, as a trace of a run shows them: a worker asks,
-the ps answer and read, the worker gets that and computes, the ps get what it pushes and update, the
-worker hears of it. So part of a round lies before the read and after the update, in which what a
-worker pulls does not become stale. In each stage both sides work at the same time.
+A pull and a push together are an exchange. A trace of a run shows its stages: a worker asks; the ps
+read and answer; the worker receives that and computes; the ps receive its push and update; the
+worker hears of it. The parts of a round before the read and after the update make nothing stale. In
+each stage both sides work at the same time.
 """
 
 from clock import Queue
 
 
 class Processors:
-    """Says when what is to be computed is done."""
+    """Tells when a computation will be done."""
 
     def __init__(self, clock, cluster, stages):
-        """Takes a `clock.Clock`, a `description.Cluster`, and how many stages a round has."""
+        """Takes a `clock.Clock`, a `description.Cluster`, and the number of stages in a round."""
         self._clock, self._cluster = clock, cluster
         self._waits, self._works = cluster.exchange / stages, cluster.exchange_work / stages / 2
         self._shared = Queue(clock, cluster.cores) if cluster.cores else None
 
     def stage(self, computes=0.):
-        """Returns when a stage of an exchange is over, that begins now.
+        """Returns when a stage of an exchange that begins now is over.
 
-        On processors that all share, both sides have to get one. What the stage takes beyond the
-        work of a side, until a thread wakes up, it takes after that.
+        On shared processors each side has to get one. The time that a stage takes beyond the work
+        of a side, until a thread wakes up, comes after that work.
 
         Args:
-          computes: float, seconds for which the worker computes in it.
+          computes: float, seconds for which the worker computes in this stage.
         """
         if not self._shared:
             return self._clock.now + self._waits + computes
@@ -34,12 +34,12 @@ class Processors:
                             for work in (self._works + computes, self._works))
 
     def hop(self, workers):
-        """Returns the seconds that the runtime takes for a hop of so many workers in a ring."""
+        """Returns the seconds that the runtime takes for a hop in a ring of so many workers."""
         shared = workers * self._cluster.hop_work / self._cluster.cores if self._shared else 0
         return max(self._cluster.hop, shared)
 
     def shares(self):
-        """Returns a dict: for what share of the time so far they have worked."""
+        """Returns a dict with the share of the time so far for which the processors worked."""
         if not self._shared:
             return {}
         return {'processors': self._shared.busy() / (self._clock.now * self._cluster.cores or 1)}

@@ -1,12 +1,12 @@
-"""What comes out of a simulation: lines, a curve, totals; time is the virtual one."""
+"""Records what comes out of a simulation: printed lines, a curve, totals, in virtual time."""
 
 import collections
 import csv
 import math
 
 import numpy as np
-from tfdist import console
 import tqdm
+from tfdist.start import console
 
 _PHASES = 'computes', 'pulls', 'pushes', 'waits'
 _QUANTILES = .5, .9, .99
@@ -14,32 +14,32 @@ _BAR = '{desc}: {percentage:3.0f}%|{bar}| step {n_fmt} of {total_fmt}, {remainin
 
 
 class Record:
-    """Collects what all workers do, and tests now and then.
+    """Collects what all workers do, and tests at even intervals.
 
     Attributes:
       step: int, the global step.
       local_steps: int, of all workers.
-      diverged: bool, whether a loss was not finite.
+      diverged: bool, whether any loss was not finite.
       curve: list of dicts, a row for each test; see `write`.
-      reached_target: the first row of the curve with the wanted test accuracy, or None.
-      seconds: `collections.Counter` by phase, of all workers together.
+      reached_target: the first row of the curve that has reached the target accuracy, or None.
+      seconds: `collections.Counter` by phase, summed over all workers.
     """
 
     def __init__(self, name, clock, train_steps, batch_size, test, tests, reached=None,
-                 target=0.95, timeline=None, board=None):
-        """Says that training starts.
+                 target=0.95, timeline=None, events=None):
+        """Prints that training starts.
 
         Args:
-          name: string, who is speaking; None: nobody does.
+          name: string, with which each printed line begins; None: nothing is printed.
           clock: `clock.Clock`.
-          train_steps: int, at which global step it ends.
+          train_steps: int, the global step at which training ends.
           batch_size: int, examples in a local step.
-          test: function that returns figures of the test, a dict of floats by name.
-          tests: int, how many tests there are on the way.
+          test: function that returns the figures of a test, a dict of floats by name.
+          tests: int, how many tests the run has.
           reached: function to call with each global step, or None.
-          target: float, the test accuracy of which the time is told.
+          target: float, a test accuracy: the time at which a test first reaches it is printed.
           timeline: `timeline.Timeline`, or None.
-          board: `board.Board`, or None.
+          events: `events.Events`, or None.
         """
         self._name, self._clock, self._train_steps, self._test = name, clock, train_steps, test
         self._batch_size, self._reached = batch_size, reached
@@ -48,7 +48,7 @@ class Record:
         self._line, self._whole = _Figures(), _Figures()
         self.seconds = collections.Counter()  # of all workers, by phase
         self.reached_target = None
-        self._target, self._timeline, self._board = target, timeline, board
+        self._target, self._timeline, self._events = target, timeline, events
         self._bar = tqdm.tqdm(desc=name, total=train_steps, bar_format=_BAR, leave=False,
                               disable=None if name else True)  # None: on a terminal only
         self._say(f'starts at step 0 of {train_steps}')
@@ -59,13 +59,13 @@ class Record:
             console.say(self._name, words)
 
     def phase(self, worker, what, began, ended):
-        """Takes note that a worker did one of the _PHASES from one time to another."""
+        """Records that a worker did one of the _PHASES from one time to another."""
         self.seconds[what] += ended - began
         if self._timeline:
             self._timeline.add(worker, what, began, ended)
 
     def add(self, figures, local_steps):
-        """Takes the figures of a push, a dict of numbers or arrays, and of how many local steps."""
+        """Records the figures of a push, a dict of numbers or arrays, and its local steps."""
         self.local_steps += local_steps
         self._line.add(figures)
         if not math.isfinite(figures.get('loss', 0)) and not self.diverged:
@@ -74,7 +74,7 @@ class Record:
                         'diverged')
 
     def reach(self, step):
-        """Takes note of an update of the center; tests if it is time to."""
+        """Records an update of the center, and tests when a test is due."""
         self._bar.update(step - self.step)
         self.step = step
         if self._test_at and step >= self._test_at[0]:
@@ -85,15 +85,15 @@ class Record:
             self._reached(step)
 
     def goes_on(self):
-        """Returns whether there are steps left to train, and some use in it."""
+        """Returns whether steps are left to train and training has not diverged."""
         return self.step < self._train_steps and not self.diverged
 
     def rate(self):
-        """Returns the local steps of all workers in a virtual second."""
+        """Returns the local steps of all workers per virtual second."""
         return self.local_steps / self._clock.now if self._clock.now else math.inf
 
     def _say_line(self):
-        """Tests, and says so."""
+        """Tests, and prints a line."""
         figures = {f'test_{name}': value for name, value in self._test().items()}
         means = self._line.means()
         self.curve.append(dict(
@@ -101,8 +101,8 @@ class Record:
              'seconds': self._clock.now}, **means, **figures))
         if not self.reached_target and figures.get('test_accuracy', 0) >= self._target:
             self.reached_target = self.curve[-1]
-        if self._board:
-            self._board.add(self.curve[-1], self.rate())
+        if self._events:
+            self._events.add(self.curve[-1], self.rate())
         said = [self._line.words(), *(f'{name.replace("_", " ")} {value:.3f}' for name, value in
                                       figures.items() if name != 'test_loss'), self._rate()]
         self._say(f'step {self.step} of {self._train_steps}, {", ".join(said)}, '
@@ -115,10 +115,10 @@ class Record:
         return f'{rate:.0f} steps/s' if rate >= 100 else f'{rate:.3g} steps/s'
 
     def done(self, shares):
-        """Says what was done in all.
+        """Prints the totals.
 
         Args:
-          shares: dict of floats, for what share of the time what was busy.
+          shares: dict of floats by name: the share of the time for which that was busy.
 
         Returns:
           Dict of the figures of the last test.
@@ -153,31 +153,31 @@ class Record:
 
     @property
     def staleness(self):
-        """How many updates had each staleness, a `collections.Counter`."""
+        """The number of updates by staleness, a `collections.Counter`."""
         return self._whole.staleness + self._line.staleness
 
     def mean_staleness(self):
-        """Returns the mean, a float; there have to be updates that have one."""
+        """Returns the mean staleness, a float; at least one update has to have one."""
         return _mean(self.staleness)
 
     def quantiles(self, shares):
-        """Returns which staleness so large a share of the updates has at most, a list of ints."""
+        """Returns for each share the staleness that this share of updates does not exceed: ints."""
         values, counts = zip(*sorted(self.staleness.items()))
         passed = np.cumsum(counts)
         return [int(values[np.searchsorted(passed, share * passed[-1])]) for share in shares]
 
     @property
     def dropped(self):
-        """How many pushes came too late to count, a number; see also `accepted`."""
+        """The number of pushes that came too late to count; see also `accepted`."""
         return self._whole.sums['dropped'] + self._line.sums['dropped']
 
     @property
     def accepted(self):
-        """How many pushes have counted."""
+        """The number of pushes that counted."""
         return self._whole.counts['dropped'] + self._line.counts['dropped'] - self.dropped
 
     def write(self, path):
-        """Writes the curve as CSV: step, examples, virtual seconds, figures of each test."""
+        """Writes the curve as CSV: step, examples, virtual seconds and figures of each test."""
         names = list(collections.OrderedDict.fromkeys(
             name for row in self.curve for name in row))
         with open(path, 'w', newline='', encoding='utf-8') as file:
@@ -186,7 +186,7 @@ class Record:
             writer.writerows(self.curve)
 
     def write_staleness(self, path):
-        """Writes a histogram as CSV: staleness, and how many updates had it."""
+        """Writes a histogram as CSV: each staleness, and how many updates had it."""
         with open(path, 'w', newline='', encoding='utf-8') as file:
             writer = csv.writer(file)
             writer.writerow(['staleness', 'updates'])
@@ -194,19 +194,19 @@ class Record:
 
 
 def _mean(counter):
-    """Returns the mean of numbers, of which a `collections.Counter` says how many there are."""
+    """Returns the mean of the numbers in a `collections.Counter`."""
     return sum(value * number for value, number in counter.items()) / sum(counter.values())
 
 
 class _Figures:
-    """Sums of the figures of rounds: as many numbers, however many rounds there are."""
+    """Sums of the figures of rounds, which take no more memory with more rounds."""
 
     def __init__(self):
         self.sums, self.counts = collections.Counter(), collections.Counter()
         self.staleness = collections.Counter()
 
     def add(self, figures):
-        """Adds those of a round, a dict of numbers or arrays."""
+        """Adds the figures of a round, a dict of numbers or arrays."""
         for name, value in figures.items():
             if name == 'staleness':
                 self.staleness.update(np.ravel(value).tolist())
@@ -215,7 +215,7 @@ class _Figures:
                 self.counts[name] += 1
 
     def merge(self, later):
-        """Adds those of later rounds."""
+        """Adds the sums of later rounds."""
         for name in 'sums', 'counts', 'staleness':
             getattr(self, name).update(getattr(later, name))
 
@@ -227,7 +227,7 @@ class _Figures:
         return means
 
     def words(self, without=()):
-        """Returns them as a string, in the form of `tfdist.report`."""
+        """Returns the means as a string, in the form of `tfdist/training/report.py`."""
         words = []
         for name, mean in self.means().items():
             if name == 'staleness':

@@ -1,7 +1,7 @@
-"""Repeats a real run that wrote down its order of pulls and pushes; see `tfdist.order`.
+"""Repeats a real run that recorded its order of pulls and pushes: see `training/recorder.py`.
 
-Each worker pulls after the very update after which it did so in the run, and pushes as the very
-next one. Nothing is virtual but the cluster: there is no clock.
+Each worker pulls after the same update as in the run, and makes the same updates. Only the cluster
+is virtual: there is no clock.
 """
 
 import collections
@@ -13,34 +13,34 @@ import zipfile
 
 from absl import flags
 import numpy as np
+from tfdist.start import console
+from tfdist.start.quiet import tf
 import schemes
-from tfdist import console
-from tfdist.quiet import tf
 
-flags.DEFINE_string('replay', None, 'directory that a run wrote with --order_dir: repeats it, with '
-                    'its scheme and its flags')
-flags.DEFINE_integer('until', None, 'the step at which a replay ends, if not that of the run',
+flags.DEFINE_string('replay', None, 'directory that a run wrote with --order_dir: repeats '
+                    'that run, with its scheme and its flags')
+flags.DEFINE_integer('until', None, 'the step at which a replay ends; by default the last one',
                      lower_bound=1)
 flags.DEFINE_integer('look_at', None, 'the update to show with those around it; by default the '
                      'one after which the loss explodes', lower_bound=1)
-flags.DEFINE_list('without', [], 'updates that a replay leaves out, by commas: what then?')
+flags.DEFINE_list('without', [], 'updates that a replay leaves out, separated by commas')
 flags.DEFINE_string('center', None, 'file for the center at the end of a replay, such as '
                     'center.npz')
-# Flags of a run that say where it is and where it writes: they are no part of what is repeated.
+# Flags that say where a run is and where it writes: a replay does not repeat these.
 _OF_THE_PLACE = {'ps_hosts', 'worker_hosts', 'chief_hosts', 'task_index', 'model_dir', 'order_dir',
                  'notes_dir', 'traced_runs', 'eval_every_secs', 'stop_after_evals_without_gain'}
-# Relative: a loss that differs by more is another one. What a graph of several tasks rounds
-# otherwise than that of one process grows while they train.
+# Relative: a loss that differs by more is not that of the run. The graph of one process rounds
+# differently from a graph of several tasks, and the difference grows with training.
 _ARITHMETIC = 1e-3
-_EXPLODED = 2  # a loss of so many times the first one
+_EXPLODED = 2  # a loss this many times the first one
 _AROUND = 4  # updates shown on either side of one
 
 
 class Row(collections.namedtuple('Row', 'pulled step dropped loss at')):
-    """What a worker wrote down of a round.
+    """What a worker recorded of a round.
 
     Attributes:
-      pulled: list of ints by pull, the global step then.
+      pulled: list of ints by pull, the global step at that time.
       step: list of ints by push, the global step after it.
       dropped: bool, whether the push came too late to count.
       loss: float, of its batches.
@@ -49,46 +49,46 @@ class Row(collections.namedtuple('Row', 'pulled step dropped loss at')):
 
 
 class Update(collections.namedtuple('Update', 'step worker pulled staleness loss way center')):
-    """An update of the center, or in a synchronous scheme a push that has its part in it.
+    """An update of the center, or in a synchronous scheme a push that is part of one.
 
     Attributes:
       step: int, the global step after it.
       worker: int.
-      pulled: int, the step whose center it is computed at, the last one.
-      staleness: int, how many updates of others came between.
-      loss: float, of the batch that it is computed from, at the center that was pulled; None where
-        that is not known before a later pull.
-      way: float, by how much it moved the center, a Euclidean norm.
+      pulled: int, the step of the last center that the worker had pulled for it.
+      staleness: int, how many updates other workers made between that pull and this update.
+      loss: float, of its batch, at the center that was pulled; None where the loss is not known
+        before a later pull.
+      way: float, the Euclidean distance by which it moved the center.
       center: float, the norm of the center after it.
     """
 
 
 def _rows(file):
-    """Returns what a worker wrote down, a list of `Row`, of a dict of arrays."""
+    """Returns what a worker recorded, a list of `Row`, from a dict of arrays."""
     return [Row(np.ravel(pulled).tolist(), np.ravel(step).tolist(), bool(dropped), float(loss),
                 float(at))
             for pulled, step, dropped, loss, at in zip(*map(file.__getitem__, Row._fields))]
 
 
 class Order:
-    """What a run wrote into a directory.
+    """What a run recorded in a directory.
 
     Attributes:
-      folder: string, of its program.
-      name: string, what that is called.
-      flags: list of strings, the flags that it was given.
+      folder: string, the path of the run's folder.
+      name: string, the name of the folder.
+      flags: list of strings, the flags of the run.
       workers: int.
       start: dict of arrays, the variables at the beginning.
       rows: list by worker of lists of `Row`.
-      own: list by worker of lists of arrays, what each of them kept at the beginning.
+      own: list by worker of lists of arrays, what each worker kept at the beginning.
       last_step: int.
     """
 
     def __init__(self, directory):
-        """Reads it.
+        """Reads the directory.
 
         Raises:
-          SystemExit: if it is not there, or not whole, or not of this TensorFlow.
+          SystemExit: if it is missing, incomplete, or of another TensorFlow.
         """
         directory = pathlib.Path(directory)
         try:
@@ -122,23 +122,23 @@ class Order:
 
 
 def asked_for(arguments):
-    """Returns the `Order` that a list of arguments asks for, before they are parsed, or None."""
+    """Returns the `Order` that a list of unparsed arguments asks for, or None."""
     directory = schemes.asked_for(arguments, 'replay')
     return Order(directory) if directory else None
 
 
 class Replay:
-    """Plays the workers of a run in its order.
+    """Plays the workers of a run in the order of the run.
 
     Attributes:
       step: int, the global step.
       updates: list of `Update`, those so far.
-      differs: float, the largest relative difference of a loss to that of the run.
-      other: int, after which step the first loss came that is another one, or None.
+      differs: float, the largest relative difference between a loss and that of the run.
+      other: int, the step that was pulled for the first loss that is not that of the run, or None.
     """
 
     def __init__(self, player, order, without=()):
-        """Takes a `player.Player`, an `Order`, and which updates not to make, strings or ints."""
+        """Takes a `player.Player`, an `Order`, and the updates to leave out, strings or ints."""
         self._player, self._order = player, order
         try:
             self._without = set(map(int, without))
@@ -157,7 +157,7 @@ class Replay:
         pieces = [piece for piece in player.pieces if piece.what in ('pulls', 'pushes')]
         self._left = [collections.deque((piece, row) for row in rows for piece in pieces)
                       for rows in order.rows]
-        # By worker: at which step it has pulled last, and how many updates it has made since.
+        # By worker: the step that it pulled last, and how many updates it has made since.
         self._rounds, self._pulled, self._made = {}, {}, {}
         self.step, self.updates, self.differs, self.other = 0, [], 0., None
         self._center = self._flat()
@@ -166,7 +166,7 @@ class Replay:
         return np.concatenate([np.ravel(array) for array in self._player.center()])
 
     def run(self, until=None):
-        """Goes on, up to a global step: by default to the end."""
+        """Goes on up to a global step, by default to the end."""
         last_step = min(until or self._order.last_step, self._order.last_step)
         while self.step < last_step:
             self._pull()
@@ -176,7 +176,7 @@ class Replay:
                 self._push_one()
 
     def _pull(self):
-        """Has those pull who did so at this step; what was dropped later leads to nothing."""
+        """Has workers pull that did so at this step; what was dropped later leads to nothing."""
         for worker, left in enumerate(self._left):
             while self._next(worker, 'pulls') == self.step:
                 piece, row = left.popleft()
@@ -190,7 +190,7 @@ class Replay:
                     self._rounds.pop(worker)
 
     def _next(self, worker, what):
-        """Returns the global step of what a worker does next, or None if that is something else."""
+        """Returns the global step of what a worker does next, or None if that is not `what`."""
         if self._left[worker]:
             piece, row = self._left[worker][0]
             if piece.what == what:
@@ -198,7 +198,7 @@ class Replay:
         return None
 
     def _compare(self, worker, row):
-        """Compares the loss of a round with the one that was written down."""
+        """Compares the loss of a round with the recorded one."""
         loss = self._rounds[worker].figures['loss']
         if loss != row.loss and not np.isnan([loss, row.loss]).all():
             difference = abs(loss - row.loss) / max(abs(row.loss), 1e-30)
@@ -217,11 +217,11 @@ class Replay:
         self._add([worker])
 
     def _push_together(self):
-        # In the order in which they came: sums are rounded by that.
+        # In the order in which they came, on which the rounding of the sums depends.
         pushing = sorted((worker for worker in self._rounds if self._pulled[worker] == self.step),
                          key=lambda worker: self._left[worker][0][1].at)
         needed = self._player.hparams.replicas_to_aggregate or self._order.workers
-        if len(pushing) < needed:  # there may be more: what came meanwhile counts, too
+        if len(pushing) < needed:  # there may be more: pushes that came meanwhile count, too
             sys.exit(f'--replay: {len(pushing)} workers have pushed in step {self.step + 1}, which '
                      f'takes {needed}: the order is not that of a run.')
         for worker in pushing:
@@ -230,7 +230,7 @@ class Replay:
         self._add(pushing)
 
     def _add(self, workers):
-        """Takes note of the pushes of workers, which have made a step."""
+        """Records pushes of workers, which have made a step."""
         self.step += 1
         center = self._flat()
         way, self._center = float(np.linalg.norm(center - self._center)), center
@@ -252,16 +252,16 @@ class Replay:
             writer.writerows(self.updates)
 
     def write_center(self, path):
-        """Writes the center as it is now, arrays by name."""
+        """Writes the current center, arrays by name."""
         with open(path, 'wb') as file:
             np.savez(file, **{variable.op.name: array for variable, array in
                               zip(self._player.variables, self._player.center())})
 
     def say(self, name, look_at=None):
-        """Says what came out.
+        """Prints the results.
 
         Args:
-          name: string, who is speaking.
+          name: string, with which each line begins.
           look_at: int, the update to show with those around it; by default the one after which the
             loss explodes, if there is one.
         """
@@ -280,7 +280,7 @@ class Replay:
             self._show(look_at)
 
     def _exploded(self):
-        """Returns the `Update` that was computed at the first center with a large loss, or None."""
+        """Returns the `Update` computed at the first center that has a large loss, or None."""
         known = self._with_loss()
         large = [update for update in known
                  if update.pulled and not update.loss <= _EXPLODED * known[0].loss]
@@ -299,7 +299,7 @@ class Replay:
                       f'{loss:>9} {each.way:9.4g} {each.center:9.4g}')
 
     def check(self, name):
-        """Says that this was the run, or ends the program if it was not, as it was to be."""
+        """Prints that this was the run, or ends the program if it should have been and was not."""
         if self._without:
             return
         if self.other is not None:

@@ -21,4 +21,6 @@ case ${1:-} in
   --validate) program=validate ;;
   *) program=simulate ;;
 esac
+# The root of the collection has `measuring`, which stands beside this folder.
+export PYTHONPATH=$here/..${PYTHONPATH:+:$PYTHONPATH}
 exec "$python" "$here/$program.py" "$@"

@@ -1,4 +1,4 @@
-"""Finds the scheme to simulate: the program of a folder, as it is."""
+"""Loads the scheme to simulate: the program of a folder, unchanged."""
 
 import functools
 import importlib
@@ -18,7 +18,7 @@ def _has_scheme(path):
 
 
 def asked_for(arguments, flag='scheme'):
-    """Returns what a list of arguments says of a flag, before they are parsed; None if nothing."""
+    """Returns the value of a flag in a list of unparsed arguments, or None."""
     for word, following in zip(arguments, [*arguments[1:], '']):
         name, equals, value = word.lstrip('-').partition('=')
         if name == flag:
@@ -29,17 +29,17 @@ def asked_for(arguments, flag='scheme'):
 def load(name):
     """Imports the program of a folder, with its flags.
 
-    What it imports from its folder it gets from there, also where this folder has such a name.
+    The program imports the files of its own folder, even where this folder has the same names.
 
     Args:
-      name: string, of a folder of the collection, or the path of any other.
+      name: string, a folder of the collection, or the path of any other folder.
 
     Returns:
-      The module `worker`; and a function that writes what its workers read, if they have a
-      `prepare_data.py`, and else does nothing. It takes the flags as they are.
+      The module `worker`; and a function that runs the `prepare_data.py` of the folder, if there is
+      one, with the flags as they are then.
 
     Raises:
-      SystemExit: if there is no scheme there.
+      SystemExit: if the folder has no scheme.
     """
     folder = ROOT / name if (ROOT / name).is_dir() else pathlib.Path(name)
     path = folder / 'worker.py'
@@ -48,7 +48,7 @@ def load(name):
     if not path.exists() or not _has_scheme(path):
         sys.exit(f'--scheme={name}: it has no worker.py with a class Scheme: there are no workers '
                  'to simulate.')
-    own = {each.stem for each in folder.glob('*.py')} - {'tfdist'}
+    own = {each.stem for each in folder.glob('*.py')}
     hidden = {module: sys.modules.pop(module) for module in own if module in sys.modules}
     sys.path.insert(0, str(folder.resolve()))
     try:

@@ -1,25 +1,28 @@
-"""Batches to be fed, whoever's turn it is: each worker reads its own shard.
+"""Feeds each worker the batches of its own shard.
 
-A source has the attributes `batches`, a list of nests of placeholders, what a scheme takes in a
-run; and `placeholders`, a list of these, for which `next(worker)` returns a list of arrays.
+A source of batches has two attributes: `batches`, a list of nests of placeholders, which a scheme
+takes in a run; and `placeholders`, the list of all of them. `next(worker)` returns an array for
+each placeholder.
 """
 
 import collections
+import sys
 
 import numpy as np
-from tfdist import batches, state, tickets
-from tfdist.quiet import tf
+from tfdist.data import batches
+from tfdist.model import state
+from tfdist.start.quiet import tf
 
 
 def to_be_fed(dtype, shape):
-    """Returns a placeholder that a model may depend on also in what it assigns to a variable."""
+    """Returns a placeholder. What a model assigns to a variable may depend on it, too."""
     tensor = tf.placeholder(dtype, shape)
     tf.add_to_collection(state.FED, tensor)
     return tensor
 
 
 class Arrays:
-    """Reads shards of arrays, each shuffled anew in each epoch, as `batches.forever` does."""
+    """Reads shards of arrays, each shuffled anew in every epoch, as by `batches.forever`."""
 
     def __init__(self, arrays, batch_size, count, shards, seeds):
         """Makes the placeholders.
@@ -49,34 +52,35 @@ class Arrays:
         return [array[mine].reshape(self._shape + array.shape[1:]) for array in self._arrays]
 
     def _epochs(self, worker, wanted):
-        """Returns which examples come in the epochs that bring as many as are wanted."""
+        """Returns indices of a worker's next examples: whole epochs, at least `wanted` of them."""
         shard, num_shards = self._shards[worker]
         mine = np.arange(shard, len(self._arrays[0]), num_shards)
-        if not len(mine):  # more workers than examples: they begin anew
+        if not len(mine):  # more workers than examples: examples are used twice
             mine = np.array([shard % len(self._arrays[0])])
         orders = self._random[worker].random_sample((-(-wanted // len(mine)), len(mine)))
         return mine[np.argsort(orders, axis=1)].ravel()
 
 
 class Iterators:
-    """Reads what `train_batches` of a model makes, in the very order of a real run."""
+    """Reads the batches of a model's `train_batches`, in exactly the order of a real run."""
 
     def __init__(self, make, seed=1):
         """Makes the placeholders.
 
         Args:
           make: list of functions by worker that return the worker's batches, a list of nests.
-          seed: int, the run's: a shuffle depends on that of its graph, too.
+          seed: int, that of the run: a shuffle also depends on the seed of its graph.
         """
-        # Each has a graph of its own, as in a run: in one for all, what a session looks through
-        # before its first run grows with the workers, and it is looked through for each of them.
+        # Each worker's batches have a graph of their own, as in a run. A session prunes its whole
+        # graph before its first run: with one graph for all workers, that takes time quadratic in
+        # their number.
         self._next = []
         for make_own in make:
             with tf.Graph().as_default() as graph:
                 tf.set_random_seed(seed)
                 nest = make_own()
                 fetches = tf.nest.flatten(nest, expand_composites=True)
-                begin = tf.tables_initializer()  # this is the iterator
+                begin = tf.tables_initializer()  # it initializes the iterator
             session = tf.Session(graph=graph, config=tf.ConfigProto(
                 intra_op_parallelism_threads=1, inter_op_parallelism_threads=1))
             session.run(begin)
@@ -91,21 +95,25 @@ class Iterators:
 
 
 class Tickets:
-    """Reads what the queue of `tfdist.tickets` gives to whoever is free."""
+    """Reads the tickets that a scheme's own queue gives to the workers, as in Work-Queue."""
 
-    def __init__(self, model, batch_size, count, per_ticket, seed):
+    def __init__(self, make_queue, model, batch_size, count, per_ticket, seed):
         """Makes the queue, in a session of its own, and the placeholders.
 
         Args:
-          model: `models.Model`, of which `train_batches` reads tickets.
+          make_queue: class `Tickets` of the scheme's folder.
+          model: `model_file.Model` whose `train_batches` reads tickets.
           batch_size: int, examples in a batch.
           count: int, how many batches each run of the graph takes.
           per_ticket: int, batches in a ticket.
           seed: int, of the order of the examples.
         """
+        if not hasattr(model, 'num_examples'):
+            sys.exit(f'The model {model.name} reads shards, and not tickets: it has no '
+                     'num_examples().')
         with tf.Graph().as_default() as graph:
-            queue = tickets.Tickets(-(-model.num_examples() // (batch_size * per_ticket)),
-                                    per_ticket, device='')
+            queue = make_queue(-(-model.num_examples() // (batch_size * per_ticket)), per_ticket,
+                               device='')
             nest, make_ready = model.train_batches(batch_size, count, queue.mine, per_ticket, seed)
             fetches = tf.nest.flatten(nest, expand_composites=True)
             begin = tf.global_variables_initializer()
@@ -121,7 +129,7 @@ class Tickets:
         self.batches = tf.nest.pack_sequence_as(nest, self.placeholders, expand_composites=True)
 
     def begin(self, worker):
-        """Lets a worker begin without a ticket: one that it had is left to whoever."""
+        """Lets a worker begin without a ticket. Another worker takes over the one that it had."""
         self._held.pop(worker, None)
         self._left.pop(worker, None)
 
@@ -130,7 +138,7 @@ class Tickets:
         return not self._left[worker]
 
     def take(self, worker):
-        """Takes the worker's next ticket; the one that it has is finished."""
+        """Finishes the worker's ticket and takes its next one."""
         self._held[worker] = self._exchange(self._held.get(worker, (-1, -1)))
         self._make_ready(self._held[worker])
         self._left[worker] = [self._next() for _ in range(self._runs)]
@@ -141,7 +149,7 @@ class Tickets:
 
 
 def of_model(model, batch_size, count, shards, seeds):
-    """Returns the source of a model's batches, the fastest that there is; see `Arrays`."""
+    """Returns the fastest source of a model's batches: `Arrays` where the model has arrays."""
     load = getattr(model.train_batches, 'arrays', None)
     if load:
         return Arrays(load(), batch_size, count, shards, seeds)

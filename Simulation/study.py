@@ -1,11 +1,11 @@
-"""The study: every scheme with 1 to 1,024 workers, on the same problem and virtual clusters.
+"""Simulates every scheme with 1 to 1,024 workers, on the same problem and virtual clusters.
 
-    python study.py --study                    all of it, under an hour on two cores
-    python study.py --study --only=AGN,SSP     some schemes only
-    python study.py --study --draw             tables and pictures of what there is, without any run
+    bash run.sh --study                    all of it, under an hour on two cores
+    bash run.sh --study --only=AGN,SSP     some schemes only
+    bash run.sh --study --draw             tables and pictures again, without any simulation
 
-What there is in results/study.csv is not simulated again: stopped, the same command goes on. Then
-the tables are put into README.md, and the pictures beside the table.
+It does not simulate again what is in results/study.csv, and so resumes what was stopped. Then it
+writes the guide in README.md, the tables in results/study.md, and the pictures.
 """
 
 import argparse
@@ -23,31 +23,17 @@ RESULTS = experiments.HERE / 'results'
 
 
 class Quiet(experiments.Scheme):
-    """A process that simulates; the curves, which would be most of the file, are not kept."""
+    """A process that simulates and drops the curves, which would be most of the file."""
 
     def simulate(self, asked):
         return dict(super().simulate(asked), curve='')
 
 
-def fixed(study):
-    """The stage of the fixed step size."""
-    study.fixed()
-
-
-def few(study):
-    """The stage of each fourth number of workers, up to 64."""
-    study.scale(COARSE[:4])
-
-
-def many(study):
-    """The stage of each fourth number above, and of what disturbs 64."""
-    study.disturb()
-    study.scale(COARSE[4:])
-
-
-def between(study):
-    """The stage of the numbers between these."""
-    study.scale(BETWEEN)
+# What is asked of a scheme, what matters most first.
+STAGES = {'fixed': Study.fixed,
+          'few': lambda one: one.scale(COARSE[:4]),
+          'many': lambda one: (one.disturb(), one.scale(COARSE[4:])),
+          'between': lambda one: one.scale(BETWEEN)}
 
 
 def _is_done(table, name, stage):
@@ -59,7 +45,7 @@ def _is_done(table, name, stage):
 
 
 def simulate(table, names):
-    """Simulates all that is not in the table yet, what matters most first.
+    """Simulates what is not in the table yet, stage by stage.
 
     Args:
       table: `experiments.Table`.
@@ -67,20 +53,19 @@ def simulate(table, names):
     """
     def do(stage, name):
         with Quiet(name) as scheme:
-            stage(Study(table, scheme))
-        print(f'study: {name}: {stage.__name__} is done', flush=True)
+            STAGES[stage](Study(table, scheme))
+        print(f'study: {name}: {stage} is done', flush=True)
 
-    for stage in fixed, few, many, between:
-        left = [name for name in names if (stage is fixed or name not in ALIKE)
-                and not _is_done(table, name, stage)]
+    for stage in STAGES:
+        left = [name for name in names if (stage == 'fixed' or name not in ALIKE)
+                and not _is_done(table, name, STAGES[stage])]
         experiments.for_each(functools.partial(do, stage), left)
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        prog='run.sh', description=__doc__.splitlines()[0])
-    parser.add_argument('--study', action='store_true', help='first: that it is the study')
-    parser.add_argument('--only', metavar='NAME[,...]', help='these schemes')
+    parser = argparse.ArgumentParser(prog='run.sh', description=__doc__.splitlines()[0])
+    parser.add_argument('--study', action='store_true', help='this program; give it first')
+    parser.add_argument('--only', metavar='NAME[,...]', help='only these schemes')
     parser.add_argument('--draw', action='store_true', help='simulate nothing')
     args = parser.parse_args()
     names = schemes.folders()

@@ -1,33 +1,32 @@
-"""What the study asks for: workers, clusters, and for each a step size that is searched for."""
+"""The cases of the study: workers, clusters, and the search for the best step size of each."""
 
 import functools
 
 import schemes
 
-# Equal examples: so many local steps, of 32 examples, of all workers together.
+# Equal examples: the local steps, of 32 examples, of all workers together.
 LENGTH = {'local_steps': '10000', 'tests': '100'}
 COLUMNS = ['workers', 'cluster', 'step', 'learning_rate', 'server_learning_rate',
            'communication_window', 'local_steps', 'tests']
-# At these numbers of workers all step sizes are the same, and those that the search begins with.
+# The numbers of workers for which all schemes run with the fixed step size.
 FIXED = 1, 8, 32, 128, 1024
-# First each fourth number, then those between them: the search begins where N / 4, or N / 2, ended.
+# First these, then those between: a search begins where that of N / 4, or of N / 2, ended.
 COARSE, BETWEEN = (1, 4, 16, 64, 256, 1024), (2, 8, 32, 128, 512)
 NUMBERS = sorted(COARSE + BETWEEN)
 SOME = 64  # workers, with stragglers and with heavy tails
 CLUSTERS = 'ethernet', 'sites'
 STEPS = {'none': '', 'stragglers': ','.join(['2ms'] * 9 + ['10ms']), 'tails': 'pareto:1ms:2'}
-FACTOR, FARTHEST = 3, 8  # of the grid of step sizes; and how far it goes from the fixed one
+FACTOR, FARTHEST = 3, 8  # of the grid of step sizes; and its largest exponent
 # Step sizes of another kind than that of SGD: those of Adagrad, and of Adam.
 RATES = {'DOWNPOUR': ('server_learning_rate', 0.05), 'Distributed-MNIST': ('learning_rate', 0.001)}
 RATE = 'learning_rate', 0.1
-# Folders whose updates are those of another one: what differs in them is nothing that a step size
-# would be tuned for. They run with the fixed one.
+# Folders that make the updates of another one, whose step size is tuned; theirs is the fixed one.
 ALIKE = {'Distributed-Setup': 'HogWild', 'Elastic-Workers': 'HogWild',
          'Parameter-Placement': 'HogWild', 'Work-Queue': 'HogWild',
          'Synchronous-SGD-different-learning-rates': 'Synchronous-SGD'}
-LEARNS = 0.2  # accuracy of who has learned anything; chance is 0.1
-ENOUGH = 0.95  # the accuracy of which the time is told
-PATIENCE = 3  # so many times it goes on to a smaller step size although nothing is learned
+LEARNS = 0.2  # accuracy of a run that has learned anything; chance is 0.1
+ENOUGH = 0.95  # accuracy whose time is told
+PATIENCE = 3  # smaller step sizes tried although nothing is learned
 
 
 class MissingError(Exception):
@@ -57,14 +56,9 @@ def rate_of(name, exponent):
 
 
 def asked(name, workers, exponent=0, cluster=CLUSTERS[0], steps='none'):
-    """Returns what to simulate, a dict of strings by names of flags.
+    """Returns what to simulate of a scheme, a dict of strings by the names of flags.
 
-    Args:
-      name: string, of a scheme.
-      workers: int.
-      exponent: int, of FACTOR in the step size.
-      cluster: string, of CLUSTERS.
-      steps: string, of STEPS.
+    The step size has FACTOR to the power of `exponent`; the others are of CLUSTERS and of STEPS.
     """
     flag, rate = rate_of(name, exponent)
     found = dict(LENGTH, workers=str(workers), cluster=cluster, **{flag: rate})
@@ -76,7 +70,7 @@ def asked(name, workers, exponent=0, cluster=CLUSTERS[0], steps='none'):
 
 
 def _accurate(row):
-    """Returns how accurate a row is, a tuple: the first is 0 if nothing has been learned."""
+    """Returns how accurate a row is, a tuple, whose first is 0 if nothing was learned."""
     accuracy = float(row['accuracy'])
     if accuracy < LEARNS or row['diverged'] == '1':
         return 0., 0.
@@ -84,22 +78,22 @@ def _accurate(row):
 
 
 def _soon(row):
-    """Returns how soon a row comes to 95 %, a tuple: the first is 0 if it does not end above."""
+    """Returns how soon a row reaches 95 %, a tuple, whose first is 0 if it ends below."""
     if float(row['accuracy']) < ENOUGH or row['diverged'] == '1':
         return 0., 0.
     return 1., -float(row['target_seconds'])
 
 
 def search(measure, start, worth):
-    """Finds the best exponent: downwards while it gets better, or, if it does not, upwards.
+    """Finds the best exponent: goes down while it gets better, or, if it does not, up.
 
     Args:
       measure: function of an exponent that returns a row.
       start: int.
-      worth: function of a row that returns a tuple, the more the better; first 0 for nothing.
+      worth: function of a row that returns a tuple, larger for a better row, (0, ...) for nothing.
 
     Returns:
-      int, of those that were measured the one that is worth most.
+      int, the best of the exponents that were measured.
     """
     worths = {start: worth(measure(start))}
     for direction in -1, 1:
@@ -107,7 +101,7 @@ def search(measure, start, worth):
         while abs(here) < FARTHEST:
             there = here + direction
             worths[there] = worth(measure(there))
-            # Who has not learned anything may do so with a smaller one yet.
+            # A run that has learned nothing may do so with a smaller step size.
             is_lost = direction < 0 and not worths[here][0] and start - there <= PATIENCE
             if worths[there] <= worths[here] and not is_lost:
                 break
@@ -118,7 +112,7 @@ def search(measure, start, worth):
 
 
 class Study:
-    """What is asked of one scheme.
+    """The simulations of one scheme.
 
     Attributes:
       name: string.
@@ -129,11 +123,11 @@ class Study:
         self.name, self._table, self._scheme, self._best = scheme.name, table, scheme, {}
 
     def row(self, *args, **kwargs):
-        """Returns the row of a simulation, see `asked`; raises MissingError if there is none."""
+        """Returns the row of a simulation, see `asked`; raises MissingError if it is missing."""
         return self._table.simulate(self._scheme, asked(self.name, *args, **kwargs))
 
     def best(self, workers):
-        """Returns the exponent of the most accurate step size with so many workers, an int."""
+        """Returns the exponent of the most accurate step size for a number of workers, an int."""
         if workers not in self._best:
             earlier = (workers // 4 if workers in COARSE else workers // 2)
             start = self.best(earlier) if earlier else 0
@@ -141,7 +135,7 @@ class Study:
         return self._best[workers]
 
     def soonest(self, workers):
-        """Returns the exponent of the step size that is the first at 95 %, or of the best one."""
+        """Returns the exponent of the step size that reaches 95 % first, or of the best one."""
         best = self.best(workers)
         if not _soon(self.row(workers, best))[0]:
             return best
@@ -152,11 +146,11 @@ class Study:
         return self.row(workers, self.best(workers), steps=steps)
 
     def soonest_row(self, workers, cluster):
-        """Returns the row with the step size that is the first at 95 %; see `row`."""
+        """Returns the row with the step size that reaches 95 % first; see `row`."""
         return self.row(workers, self.soonest(workers), cluster)
 
     def fixed(self):
-        """Asks for all numbers of workers with the step size of all."""
+        """Asks for all numbers of workers with the fixed step size."""
         for workers in FIXED:
             self.row(workers)
 

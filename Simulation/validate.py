@@ -1,50 +1,45 @@
-"""Simulated against really run, on this machine: steps/s, staleness, accuracy, pushes dropped.
+"""Compares simulated with real runs on this machine: steps/s, staleness, accuracy, dropped pushes.
 
-    bash run.sh --validate              what is not there yet, ten minutes on two cores if all is
+    bash run.sh --validate              what is missing; all of it takes ten minutes on two cores
     bash run.sh --validate --fresh      all of it anew
-    bash run.sh --validate --draw       table and picture again, without any run
+    bash run.sh --validate --draw       tables and picture again, without any run
 
-What things cost is measured with one worker, and nothing is fitted: seconds of a run of
-the train op, and processor seconds of the worker and the ps in it. What a local step takes of that,
-two lengths of AGN's window show. In a ring one worker sends nothing: there two and three show what
-a run costs, and each hop. Then the same folder, flags and local steps are simulated and really run
-with more workers; and simulated at a distance, where Comparison has really run them.
+Costs are measured with one worker, and nothing is fitted: the seconds of a run of the train op, and
+the processor seconds of the worker and the ps in it. Two lengths of AGN's window show how much of
+that is a local step. In a ring one worker sends nothing: there runs of two and three workers show
+what a run and a hop cost. Then the same folder, flags and local steps are simulated and really run
+with more workers; and they are simulated at a distance for which Comparison has real runs.
 
-Results are in results/validation.csv, a row for each run, to which a command that was stopped goes
-on; clusters/this-machine.json is this machine as it was measured.
+Each run is a row of results/validation.csv. A command that was stopped resumes from there.
+clusters/this-machine.json describes this machine as it was measured.
 """
 
 import argparse
 import collections
-import csv
 import json
 import math
 import os
-import platform
 import re
 import sys
 import tempfile
 
-from experiments import BATCH, HERE, local_steps_per_second, Scheme
 import numpy as np
+from measuring import runs
+from measuring.folders import Example
+from measuring.results import machine, median, read, write
+from experiments import BATCH, HERE, local_steps_per_second, Scheme
 import predictions
 import validate_report
-from validate_report import FIGURES, median, of
-
-sys.path.append(str(HERE.parent / 'Comparison'))
-
-from examples import Example  # noqa: E402
-from report import read  # noqa: E402
-import runs  # noqa: E402
+from validate_report import FIGURES, of
 
 RESULTS = HERE / 'results' / 'validation.csv'
 PRESET = HERE / 'clusters' / 'this-machine.json'
 
-# What is run: a folder, with how many backup workers, on how many workers, in which window, how
-# often, and how many local steps all workers make.
+# What is run: a folder, with its numbers of backup workers and workers, its window, which repeat
+# this is, and the local steps of all workers.
 Case = collections.namedtuple('Case', 'scheme backups workers window repeat local_steps')
-# Seconds: of a local step; what an exchange takes beyond it, and how long processors work for that;
-# the same of a hop in a ring; and the deviation of a run.
+# Seconds: of a local step; of an exchange beyond it, and of processors in that; the same of a hop
+# in a ring; and the deviation of a run.
 TIMES = 'exchange', 'exchange_work', 'hop', 'hop_work'  # flags
 Costs = collections.namedtuple('Costs', ['step', *TIMES, 'deviation'])
 # Rows are 'real', 'simulated', or 'distant', simulated with a round trip in ms. Real ones have the
@@ -55,7 +50,7 @@ SCHEMES = [('HogWild', 0), ('SSP', 0), ('AGN', 0), ('DOWNPOUR', 0), ('DynSGD', 0
            ('Local-SGD', 0), ('Synchronous-SGD', 0), ('Synchronous-SGD', 1), ('Ring-AllReduce', 0)]
 WORKERS = 1, 2, 4, 8
 IN_A_RING = 1, 2, 3, 4, 8
-REPEATS = {1: 3}  # by workers; what all else is made of
+REPEATS = {1: 3}  # by workers; all costs are measured with one
 MORE_REPEATS = 2
 STEPS = {True: 3000, False: 10000}  # whether each local step is pushed
 LONG_WINDOW = 50
@@ -63,19 +58,15 @@ DISTANT_STEPS = 4000
 SUMS = re.compile(r': did .* accepted (\d+), dropped (\d+)')
 
 
-def _workers(scheme):
-    return IN_A_RING if Example(scheme).kind == 'ring' else WORKERS
-
-
 def cases():
-    """Returns what is run, a list of `Case`: each repeat after the whole one before."""
+    """Returns a list of `Case`: one repeat of all after the other."""
     found = []
     for repeat in range(max(REPEATS.values())):
         for scheme, backups in SCHEMES:
             window = Example(scheme).window
             steps = STEPS[window == 1]
             found += [Case(scheme, backups, workers, window, repeat, steps)
-                      for workers in _workers(scheme)
+                      for workers in (IN_A_RING if Example(scheme).kind == 'ring' else WORKERS)
                       if workers > backups and repeat < REPEATS.get(workers, MORE_REPEATS)]
             if scheme == 'AGN':
                 found.append(Case(scheme, backups, 1, LONG_WINDOW, repeat, 3 * steps))
@@ -91,14 +82,14 @@ def arguments(case):
 
 
 def measured(notes, work):
-    """Returns what runs of the train op cost.
+    """Returns the costs of runs of the train op.
 
     Args:
-      notes: list of dicts, what the processes wrote by tfdist/notes.py.
+      notes: list of dicts, what the processes wrote by tfdist/training/notes.py.
       work: list of pairs, `runs.Run.work`.
 
     Returns:
-      Dict of 'run_s', 'deviation_s', robust, and 'work_s', '' if it was too short for that.
+      Dict of 'run_s', 'deviation_s', a robust one, and 'work_s', '' if the run was too short.
     """
     begin = max(note['times'][runs.WARM_UP] for note in notes)
     end = min(note['times'][-1] for note in notes)
@@ -134,7 +125,7 @@ def really_run(case):
 
 
 def seconds_of_step(rows):
-    """Returns the seconds of a local step, of the rows that were really run."""
+    """Returns the seconds of a local step, from rows of real runs."""
     window = Example('AGN').window
     short, long = (median(of(rows, 'real', scheme='AGN', workers=1, window=each), 'work_s')
                    for each in (window, LONG_WINDOW))
@@ -142,12 +133,12 @@ def seconds_of_step(rows):
 
 
 def costs_of(scheme, rows):
-    """Returns the `Costs` of a scheme, of real rows."""
+    """Returns the `Costs` of a scheme, from rows of real runs."""
     example = Example(scheme)
     window = example.window
 
     def of_run(workers):
-        """What a run takes, and what processors work in it."""
+        """Returns the seconds of a run, and those of processors in it."""
         alone = of(rows, 'real', scheme=scheme, backups=0, workers=workers, window=window)
         return median(alone, 'run_s'), median(alone, 'work_s')
 
@@ -161,7 +152,7 @@ def costs_of(scheme, rows):
     # One worker exchanges nothing, two have two hops, and three have four.
     step, (run, work), (_, more) = of_run(1)[0], of_run(2), of_run(3)
     hop_work = max(0., more - work) / 2
-    # What the second worker brings besides; it is waited for as it is worked.
+    # What the second worker adds; waiting is divided as the work is.
     waits, works = run - step, max(work - step, 2 * hop_work)
     hop = waits * hop_work / works
     return Costs(step, waits - 2 * hop, works - 2 * hop_work, hop, hop_work, deviation)
@@ -170,7 +161,7 @@ def costs_of(scheme, rows):
 def description_of(costs, window):
     """Returns a description of this machine, a dict, by names of flags.
 
-    What varies from run to run is put into the local steps.
+    The local steps get all variation from run to run.
 
     Args:
       costs: `Costs`.
@@ -188,57 +179,46 @@ def simulated(process, case, rows, **changes):
     Args:
       process: `experiments.Scheme`.
       case: `Case`.
-      rows: list of dicts, of which those with the fewest workers say what things cost.
+      rows: list of dicts, of which those with the fewest workers tell the costs.
       **changes: strings, other flags.
     """
     about = description_of(costs_of(case.scheme, rows), case.window)
     asked = dict((name, str(value)) for name, value in about.items())
     asked.update(flag[2:].split('=', 1) for flag in arguments(case))
-    # A preset, of which nothing is left but that messages take no time.
+    # All that the flags leave of this preset: messages take no time.
     asked.update(cluster='this-machine', workers=str(case.workers), tests='1', **changes)
     found = process.simulate(asked)
     return dict(found, steps_per_s=local_steps_per_second(found))
 
 
 class Results:
-    """The rows in the file; each new one is there at once.
+    """The rows of the file; each new row is written at once.
 
     Attributes:
       rows: list of dicts of strings.
     """
 
     def __init__(self, path):
-        """Reads what is there, but what was simulated: that is made anew."""
-        self._path, self.rows = path, []
-        if path.exists():
-            self.rows = [row for row in read(path) if row['kind'] == 'real']
+        """Reads the real runs; the simulated ones are made anew."""
+        self._path = path
+        self.rows = [row for row in read(path) if row['kind'] == 'real']
 
     def has(self, case):
-        """Returns whether a `Case` was really run."""
+        """Returns whether there is a real run of a `Case`."""
         return bool(of(self.rows, 'real', **case._asdict()))
 
     def add(self, kind, case, figures):
-        """Adds a row, and writes the file."""
+        """Adds a row and writes the file."""
         row = dict(case._asdict(), kind=kind, machine=machine(), **{
             name: f'{value:.5g}' if isinstance(value, float) else value
             for name, value in figures.items() if name in COLUMNS and name not in Case._fields})
         self.rows.append({name: str(row.get(name, '')) for name in COLUMNS})
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        part = self._path.with_suffix('.part')
-        with open(part, 'w', newline='', encoding='utf-8') as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator='\n')
-            writer.writeheader()
-            writer.writerows(self.rows)
-        os.replace(str(part), str(self._path))
-
-
-def machine():
-    """Returns in words what a run is made on."""
-    return f'{os.cpu_count()} cores, Python {platform.python_version()}'
+        write(self._path, COLUMNS, self.rows)
 
 
 def write_preset(rows):
-    """Writes the description of this machine: HogWild's costs, and those of a ring's hop."""
+    """Writes the preset of this machine: HogWild's costs, and those of a ring's hop."""
     costs, ring = costs_of('HogWild', rows), costs_of('Ring-AllReduce', rows)
     PRESET.write_text(json.dumps(dict(
         {'about': f'The machine that the results are of: {rows[0]["machine"]}, which all tasks '
@@ -250,23 +230,18 @@ def write_preset(rows):
                          Example('HogWild').window)), indent=2) + '\n', encoding='utf-8')
 
 
-def publish(rows):
-    """Puts the table of all rows into the README, and draws the picture."""
-    validate_report.publish(rows, len(cases()))
-
-
 def main():
     """Measures, simulates, compares."""
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('--validate', action='store_true', help='first: that it is this')
-    parser.add_argument('--fresh', action='store_true', help='forget what is there, begin anew')
+    parser.add_argument('--validate', action='store_true', help='this program; give it first')
+    parser.add_argument('--fresh', action='store_true', help='forget all results and begin anew')
     parser.add_argument('--draw', action='store_true',
-                        help='table and picture again, without any run')
+                        help='tables and picture again, without any run')
     options = parser.parse_args()
     if options.draw:
         if not RESULTS.exists():
             sys.exit(f'There is no {RESULTS}: `bash run.sh --validate` makes it.')
-        publish(read(RESULTS))
+        validate_report.publish(read(RESULTS), len(cases()))
         return
     if options.fresh and RESULTS.exists():
         RESULTS.unlink()
@@ -289,8 +264,8 @@ def main():
                                       latency=f'{round_trip / 2:g}ms')
                     results.add('distant', case, dict(found, round_trip=round_trip))
     predictions.simulate()
-    publish(results.rows)
-    print('\n'.join(validate_report.table(results.rows, len(cases()))))
+    validate_report.publish(results.rows, len(cases()))
+    print(validate_report.summary(results.rows, len(cases())))
 
 
 if __name__ == '__main__':

@@ -1,32 +1,31 @@
 """The network and its data: the file to replace with your own.
 
-`train_batches` reads the examples of a ticket, which is known only when the program runs, and not
-those of a shard.
+`train_batches` reads not a shard, but the examples of a ticket, known only while the program runs.
 """
 
 import numpy as np
-from tfdist import batches, layers, problem
 import tensorflow.compat.v1 as tf
+from tfdist.data import batches, layers, problem
 
+INPUTS = 'images', 'labels'  # what an exported model calls the parts of a batch
 test_set = problem.test_set
 
 
 def num_examples():
-    """Returns how many examples there are to train on."""
+    """Returns the number of examples to train on."""
     return len(problem.load()[0])
 
 
 def train_batches(batch_size, count, ticket, num_steps, seed=0):
     """Reads the examples of one ticket after the other.
 
-    Each epoch has an order of its own, the same for all workers. Its first ticket is the first
-    `batch_size * num_steps` examples of it, and so on; the last ticket is filled up from the
-    beginning.
+    Each epoch has its own order, the same for all workers. Its first ticket is the first
+    `batch_size * num_steps` examples, and so on; the last ticket is filled up from the beginning.
 
     Args:
       batch_size: int, examples in a batch.
-      count: int, how many batches each run of the graph takes.
-      ticket: int64 [2] tensor, the epoch and which of its tickets.
+      count: int, batches that each run of the graph takes.
+      ticket: int64 [2] tensor, the epoch and the number of a ticket.
       num_steps: int, batches in a ticket; `count` divides it.
       seed: int, of the order.
 
@@ -53,18 +52,23 @@ def train_batches(batch_size, count, ticket, num_steps, seed=0):
     return batches.in_pieces(iterator.get_next()), iterator.initializer
 
 
-def loss_and_accuracy(images, labels):
-    """Builds the network, an MLP of ReLUs, on a batch.
-
-    Args:
-      images: [batch_size, pixels] float32.
-      labels: [batch_size] int64, the classes.
-
-    Returns:
-      Two float32 scalars: the mean cross-entropy in nats, and the share of right answers.
-    """
+def logits(images):
+    """Builds an MLP of ReLUs on images [batch_size, pixels] float32: [batch_size, 10] float32."""
     units = images
     for i, size in enumerate(problem.hidden_units()):
         units = tf.nn.relu(layers.dense(units, size, f'hidden_{i}'))
-    logits = layers.dense(units, problem.CLASSES, 'logits')
-    return layers.loss_and_accuracy(logits, labels)
+    return layers.dense(units, problem.CLASSES, 'logits')
+
+
+def loss_and_accuracy(images, labels):
+    """Builds the network on a batch; its labels are [batch_size] int64.
+
+    Returns the mean cross-entropy in nats, and the share of right answers: two float32 scalars.
+    """
+    return layers.loss_and_accuracy(logits(images), labels)
+
+
+def predictions(batch):
+    """Returns what an exported model says of the images of a batch, see --export_dir."""
+    scores = logits(batch[0])
+    return {'classes': tf.argmax(scores, axis=1), 'probabilities': tf.nn.softmax(scores)}

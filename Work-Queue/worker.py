@@ -1,26 +1,37 @@
-"""A work queue: workers take pieces of the data, tickets, as they are free. HogWild underneath.
+"""A work queue: a worker that is free takes a ticket, a piece of the data. HogWild underneath.
 
     take a ticket: the epoch, and a piece of its examples
     for each batch of it:  c <- c - learning_rate * g(c as it was when this worker read it)
     say that the ticket is finished, and take the next one
 
-What this worker keeps: nothing between steps, but its ticket. What it sends: the gradients of each
-batch, and once in a ticket that it is finished. Slow workers take fewer tickets, so that all
-examples count alike; those of a worker that died are taken by others. See tickets.py.
+What this worker keeps: nothing between steps but its ticket. What it sends: the gradients of each
+batch, and word when a ticket is finished. Slow workers take fewer tickets, so that all examples
+count alike; another worker takes over the tickets of one that died. See tickets.py.
+
+How to start it: `bash run.sh` on this machine, or by hand on two hosts, alpha and beta:
+
+    HOSTS="--ps_hosts=alpha:2222 --worker_hosts=alpha:2223,beta:2223"
+    python ps.py $HOSTS --task_index=0         # on alpha
+    python worker.py $HOSTS --task_index=0     # on alpha
+    python worker.py $HOSTS --task_index=1     # on beta
 """
 
 import math
 import sys
-import time
 
 from absl import flags
-from tfdist import (building, checkpoints, chief, cluster, console, ending, evaluation, exchange,
-                    liveness, models, report, seam, sessions, tickets, training_flags, transfer)
-from tfdist.quiet import tf
+import find_library  # noqa: F401  (finds tfdist)
+from tfdist.cluster import liveness, membership, servers, shutdown
+from tfdist.model import building, model_file
+from tfdist.scheme import exchange, seam, transfer
+from tfdist.start import console
+from tfdist.training import checkpoints, chief, evaluation, report, sessions, training_flags
+from tfdist.start.quiet import tf
+import tickets
 
-model = models.load()
+model = model_file.load()
 FLAGS = flags.FLAGS
-training_flags.define(train_steps=3000, learning_rate=0.1)
+training_flags.define(model, train_steps=3000, learning_rate=0.1)
 flags.DEFINE_boolean('use_locking', False, 'let one worker at a time write to a variable')
 flags.DEFINE_integer('batches_per_ticket', 5, 'local steps for one ticket', lower_bound=1)
 
@@ -28,12 +39,14 @@ flags.DEFINE_integer('batches_per_ticket', 5, 'local steps for one ticket', lowe
 class Scheme(seam.Seam):
     """HogWild!: one pull and one push in each local step, and no coordination."""
 
+    not_recorded = 'which examples a worker gets depends on when it asks'
+
     def make(self, network, global_step, hparams, task_index, num_workers):
         variables = network.variables
         self.pull = exchange.pull(variables, global_step)
         step_read, center = self.pull[0], transfer.to_worker(self.pull[1:])
-        self.pushed, self.computed = network.gradients_at(center)
         optimizer = network.optimizer(hparams.learning_rate, use_locking=hparams.use_locking)
+        self.pushed, self.computed = network.gradients_at(center)
         push = exchange.apply(optimizer, self.pushed, variables, global_step)
         with tf.control_dependencies([push]):
             self.push = exchange.count(global_step, step_read)
@@ -42,36 +55,41 @@ class Scheme(seam.Seam):
 def take_and_train(_):
     if not hasattr(model, 'num_examples'):
         sys.exit(f'The model {model.name} reads shards, and not tickets: it has no num_examples().')
-    resolver = cluster.resolve('worker')
+    resolver = membership.resolve('worker')
     cluster_spec, task_index = resolver.cluster_spec(), resolver.task_id
     is_chief = task_index == 0
     worker_device = f'/job:worker/task:{task_index}'
-    # Without filters a session waits for all tasks of the cluster, and not only for the ps.
-    config = sessions.config(device_filters=['/job:ps', worker_device])
+    # Distributed: a session waits for all tasks that it sees. These see the ps and this worker.
+    config = servers.config(device_filters=['/job:ps', worker_device])
+    # Distributed: the ps and this worker reach each other through their servers.
     server = tf.train.Server(cluster_spec, 'worker', task_index, config=config)
 
     tf.set_random_seed(FLAGS.seed)
-    # The variables go to the ps in turn; all other ops to this worker.
+    # Distributed: the variables go to the ps in turn, for all workers; other ops to this worker.
     with tf.device(tf.train.replica_device_setter(cluster=cluster_spec,
                                                   worker_device=worker_device)):
         global_step = tf.train.get_or_create_global_step()
         local_steps = Scheme.local_steps(FLAGS)
-        # What to train on comes from the queue, a ticket at a time.
-        per_ticket = FLAGS.batch_size * FLAGS.batches_per_ticket
-        queue = tickets.Tickets(math.ceil(model.num_examples() / per_ticket),
+        # Distributed: what to train on comes from the queue on a ps, a ticket at a time.
+        per_ticket = FLAGS.batches_per_ticket * Scheme.batches(FLAGS)
+        queue = tickets.Tickets(math.ceil(model.num_examples() / (FLAGS.batch_size * per_ticket)),
                                 FLAGS.batches_per_ticket, global_step.device)
-        batches, queue.make_ready = model.train_batches(FLAGS.batch_size, local_steps, queue.mine,
-                                                        FLAGS.batches_per_ticket, FLAGS.seed)
+        batches, queue.make_ready = model.train_batches(
+            FLAGS.batch_size, Scheme.batches(FLAGS), queue.mine, per_ticket, FLAGS.seed)
         network = building.Network(model, batches, training_flags.straggler_delay(task_index),
-                                   Scheme.with_tables)
-        test = evaluation.Test(model, network.at_variables, is_chief)
+                                   Scheme.tables_stay_on_ps)
+        test = evaluation.Test(model, network.at_variables, is_chief, network.tested_values)
         scheme = Scheme(network, global_step, FLAGS, task_index,
                         cluster_spec.num_tasks('worker'))
 
-    past_the_hooks = sessions.PastTheHooks(scheme.train_op, scheme.wait, test)
-    duties = chief.Duties(resolver, test)
-    hooks = scheme.hooks + [queue, past_the_hooks, duties, ending.SayDone(resolver)]
+    trainer = sessions.Trainer.of(scheme, test, wait=queue.wait)
+    # Distributed: worker 0, the chief, saves and tests; another worker does while it is away.
+    chief_role = chief.Role(resolver, test)
+    # Distributed: the ps end when every worker has said that it is done.
+    hooks = scheme.hooks + [queue, trainer, chief_role, shutdown.SayDone(resolver)]
+    # Distributed: no silent wait for a ps that does not answer.
     liveness.watch(resolver)
+    # Distributed: the chief makes or restores the parameters; the others wait for these.
     if is_chief:
         session = tf.train.MonitoredTrainingSession(
             server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,
@@ -83,23 +101,13 @@ def take_and_train(_):
             sessions.WorkerSessionCreator(server.target, config), hooks)
 
     with session:
-        progress = report.Progress(f'worker {task_index}', session.run(global_step), is_chief)
-
-        def train(step_context):
-            """Trains past the hooks for a second, and then runs them: checkpoints."""
-            until = time.time() + 1
-            with sessions.failures_of_ps():
-                while time.time() < until and progress.goes_on():
-                    queue.wait()
-                    progress.add(past_the_hooks.run(), local_steps)
-                step_context.run_with_hooks(global_step)
-                duties.now_and_then(step_context.session, progress)
-
+        progress = report.Progress(f'worker {task_index}', session.run(global_step), is_chief,
+                                   model)
         while progress.goes_on() and not session.should_stop():
-            session.run_step_fn(train)
+            trainer.train_for_a_second(session, progress, local_steps, chief_role.now_and_then)
         progress.done()
         progress.say(f'took {queue.taken} tickets, the last one in epoch {queue.epoch}')
-        duties.at_the_end(session, progress)
+        chief_role.at_the_end(session, progress)
 
 
 if __name__ == '__main__':

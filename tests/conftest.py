@@ -1,6 +1,8 @@
 """Fixtures: a cluster of real servers in this process, and workers that a test drives by hand."""
 
+import collections
 import importlib
+import itertools
 import re
 import signal
 import subprocess
@@ -8,18 +10,18 @@ import sys
 import sysconfig
 import types
 
+from absl import flags
 import pytest
 
+from measuring import hosts, tunnels
+from tfdist.data import batches, datasets
+from tfdist.scheme import seam
+from tfdist.scheme.toy import Problem
+from tfdist.start import ports
+from tfdist.training import traffic
+from tfdist.start.quiet import tf
+
 from processes import Programs, ROOT
-
-sys.path.insert(0, str(ROOT))
-sys.path.append(str(ROOT / 'Comparison'))
-
-from absl import flags  # noqa: E402
-import hosts  # noqa: E402
-from tfdist import batches, datasets, ports, seam, traffic  # noqa: E402
-from tfdist.toy import Problem  # noqa: E402
-from tfdist.quiet import tf  # noqa: E402
 
 # What ignores a signal, as below nohup or in the background, makes all that it starts ignore it.
 # With a function in its place it does not.
@@ -27,9 +29,10 @@ for signum in signal.SIGHUP, signal.SIGINT:
     if signal.getsignal(signum) == signal.SIG_IGN:
         signal.signal(signum, lambda *_: None)
 
-for path in sorted((ROOT / 'tfdist').glob('[!_]*.py')):
-    # Its flags stay, whichever program comes and goes.
-    importlib.import_module(f'tfdist.{path.stem}')
+for path in sorted((ROOT / 'tfdist').glob('*/[!_]*.py')):
+    if path.parent.name != 'gallery':
+        # Its flags stay, whichever program comes and goes.
+        importlib.import_module(f'tfdist.{path.parent.name}.{path.stem}')
 
 
 def load_program(folder, name='worker'):
@@ -46,7 +49,7 @@ def load_program(folder, name='worker'):
     before = {flag: flags.FLAGS[flag] for flag in flags.FLAGS}
     for flag in before.values():
         flag.allow_override = True  # a folder may have its own --dataset
-    own = {path.stem for path in (ROOT / folder).glob('*.py')} - {'tfdist'}
+    own = {path.stem for path in (ROOT / folder).glob('*.py')}
     hidden = {module: sys.modules.pop(module) for module in own if module in sys.modules}
     sys.path.insert(0, str(ROOT / folder))
     try:
@@ -103,7 +106,7 @@ def cluster():
 class ToyWorker:
     """One worker on the toy problem of half squares: loss (x - m)^2 / 2, so the gradient is x - m.
 
-    A loss_scale multiplies both.
+    A loss_scale multiplies both. If m is a list, each batch has the next one.
 
     Its ops are the very ones of worker.py's Scheme. A test interleaves workers by hand: `pull`
     reads, `push` trains on what was read and writes.
@@ -118,7 +121,7 @@ class ToyWorker:
     """
 
     def __init__(self, cluster, folder, task_index, container, start, m, num_ps, num_workers,
-                 loss_scale, hparams):
+                 loss_scale, its_recipe, hparams):
         self.program = load_program(folder)
         hosts = cluster.spec.as_dict()
         some_ps = tf.train.ClusterSpec({'ps': hosts['ps'][:num_ps], 'worker': hosts['worker']})
@@ -132,22 +135,26 @@ class ToyWorker:
             self.variables = [
                 tf.get_variable(f'x{i}', initializer=tf.constant(value, tf.float32))
                 for i, value in enumerate(start)]
-            self.gradients = []  # of each local step in train_op, for tests that look inside
+            self.gradients = []  # of each batch in train_op, for tests that look inside
+            its_ms = itertools.cycle(m if isinstance(m, list) else [m])
 
             def loss_at(values):
-                self.gradients.append(loss_scale * (values[0] - m))
-                loss = sum(loss_scale * tf.reduce_sum(tf.square(v - m)) / 2 for v in values)
+                own = next(its_ms)
+                self.gradients.append(loss_scale * (values[0] - own))
+                loss = sum(loss_scale * tf.reduce_sum(tf.square(v - own)) / 2 for v in values)
                 return loss, tf.constant(0.)
 
             self.task_index = task_index
             self.hparams = types.SimpleNamespace(**hparams)
-            self.scheme = self.program.Scheme(Problem(loss_at, self.variables), global_step,
-                                              self.hparams, task_index, num_workers)
+            self.scheme = self.program.Scheme(
+                Problem(loss_at, self.variables, its_recipe), global_step, self.hparams,
+                task_index, num_workers)
             self.global_step = global_step
             self._init = tf.global_variables_initializer()
             self._init_local = tf.local_variables_initializer()
-        self.session = tf.Session(cluster.servers['worker', task_index].target, graph=self.graph,
-                                  config=config)
+        self._new_session = lambda: tf.Session(
+            cluster.servers['worker', task_index].target, graph=self.graph, config=config)
+        self.session = self._new_session()
         self._center_is_own = config is None
 
     def initialize(self, center):
@@ -155,6 +162,14 @@ class ToyWorker:
         if center or self._center_is_own:
             self.session.run(self._init)
         self.session.run(self._init_local)
+        self._begin()
+
+    def begin_again(self):
+        """Begins with a new session, as when it is started again; leaves the one before open."""
+        self.session = self._new_session()
+        self._begin()
+
+    def _begin(self):
         for hook in self.scheme.hooks:
             hook.after_create_session(self.session, tf.train.Coordinator())
 
@@ -188,15 +203,18 @@ class ToyWorker:
         with self.graph.as_default():
             self.session.run(variable.assign(value))
 
-    def traffic(self, runs=5):
+    def traffic(self, runs=None):
         """Returns the bytes that a run sends to this worker, and those it sends to the ps.
 
-        Workers that step together all run as often: so it is not until a trace is whole, but the
-        most of several counts.
+        A worker that steps alone runs until a trace is whole. Workers that step together all have
+        to run as often, so many `runs`, of which the most counts.
         """
-        traces = [tf.RunMetadata() for _ in range(runs)]
-        for trace in traces:
-            self.session.run(self.scheme.train_op, options=traffic.TRACE, run_metadata=trace)
+        if runs is None:
+            traces = [traffic.whole_trace(self.session, self.scheme.train_op)]
+        else:
+            traces = [tf.RunMetadata() for _ in range(runs)]
+            for trace in traces:
+                self.session.run(self.scheme.train_op, options=traffic.TRACE, run_metadata=trace)
         sent = traffic.between_tasks(traces)
         return tuple(sum(each.bytes for (_, receiver), each in sent.items()
                          if receiver.startswith(job)) for job in ('worker', 'ps'))
@@ -220,17 +238,18 @@ def toy(cluster, request):
       start: the values at which the variables of the center start; by default one scalar, 8.
       num_ps: over how many parameter servers they are spread.
       loss_scale: factor of every loss.
+      its_recipe: `recipe.Recipe`, or None.
       hparams: the scheme's hyperparameters.
     """
     workers = []
 
-    def make(folder, ms=(0, 0), start=(8.,), num_ps=1, loss_scale=1, **hparams):
+    def make(folder, ms=(0, 0), start=(8.,), num_ps=1, loss_scale=1, its_recipe=None, **hparams):
         container = re.sub(r'[^A-Za-z0-9]', '.', f'{request.node.name}-{len(workers)}')
         hparams.setdefault('learning_rate', 0.5)
         # Servers never forget which members and shapes a collective had.
         servers = Cluster(1, len(ms)) if hparams.get('implementation') == 'collective' else cluster
         made = [ToyWorker(servers, folder, i, container, start, m, num_ps, len(ms), loss_scale,
-                          hparams)
+                          its_recipe, hparams)
                 for i, m in enumerate(ms)]
         for i, worker in enumerate(made):
             worker.initialize(center=i == 0)
@@ -261,6 +280,15 @@ def needs_hosts():
         pytest.skip(reason)
 
 
+@pytest.fixture(scope='module')
+def stunnel(tmp_path_factory):
+    """The path of the command stunnel."""
+    try:
+        return tunnels.stunnel(tmp_path_factory.mktemp('stunnel'))
+    except RuntimeError as error:
+        pytest.skip(str(error))
+
+
 @pytest.fixture
 def programs(tmp_path):
     """Starts real processes; none may be left at the end of the test."""
@@ -268,3 +296,14 @@ def programs(tmp_path):
     yield started
     left = started.end()
     assert not left
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Says in one line what was not tested here, and why."""
+    reasons = collections.Counter(
+        re.sub('^Skipped: ', '', report.longrepr[2])
+        for report in terminalreporter.stats.get('skipped', []) if isinstance(
+            report.longrepr, tuple))
+    if reasons:
+        terminalreporter.write_line('Not tested here: ' + '; '.join(
+            f'{count} ({reason})' for reason, count in sorted(reasons.items())))

@@ -13,8 +13,10 @@ import itertools
 import pathlib
 import re
 import sys
+import tempfile
 import time
 
+import jupyter_client
 import nbclient
 import nbformat
 
@@ -22,7 +24,7 @@ FOLDER = pathlib.Path(__file__).resolve().parent.parent / 'Basics-Tutorial'
 SECONDS = 120  # that a notebook may take
 DELAY = 2  # seconds between the starts of notebooks that run at the same time
 SOLUTION = re.compile(r'<details>.*?```python\n(.*?)```.*?</details>', re.DOTALL)
-# Without what a kernel writes in there: its own version, different from machine to machine.
+# Without what a kernel adds: its own version, which differs from machine to machine.
 METADATA = {'kernelspec': {'display_name': 'Python 3', 'language': 'python', 'name': 'python3'},
             'language_info': {'name': 'python'}}
 
@@ -59,16 +61,21 @@ async def execute(path, delay=0, solutions=False):
     """Executes the notebook at `path` in its folder, and stores it."""
     await asyncio.sleep(delay)
     notebook = with_solutions(read(path)) if solutions else read(path)
-    # Newer kernels warn of their own port; TensorFlow's need more care, as Servers.ipynb says.
     began = time.monotonic()
-    client = nbclient.NotebookClient(
-        notebook, kernel_name='python3', extra_arguments=['--log-level=ERROR'],
-        timeout_func=lambda _: max(1, began + SECONDS - time.monotonic()),
-        record_timing=False, resources={'metadata': {'path': str(path.parent)}})
-    try:
-        await client.async_execute()
-    except (nbclient.exceptions.CellControlSignal, nbclient.exceptions.DeadKernelError) as error:
-        sys.exit(f'{path.name}: {error}')
+    with tempfile.TemporaryDirectory() as folder:
+        # Unix sockets: a port that is chosen before the kernel binds it may be taken by then.
+        kernel = jupyter_client.AsyncKernelManager(
+            kernel_name='python3', transport='ipc', ip=f'{folder}/kernel')
+        client = nbclient.NotebookClient(
+            notebook, km=kernel, timeout_func=lambda _: max(1, began + SECONDS - time.monotonic()),
+            record_timing=False, resources={'metadata': {'path': str(path.parent)}})
+        try:
+            await client.async_execute()
+        except (nbclient.exceptions.CellControlSignal,
+                nbclient.exceptions.DeadKernelError) as error:
+            sys.exit(f'{path.name}: {error}')
+        finally:
+            await kernel.shutdown_kernel(now=True)
     notebook.metadata = nbformat.from_dict(METADATA)
     for i, cell in enumerate(notebook.cells):
         cell['id'] = f'cell-{i}'

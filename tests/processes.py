@@ -4,28 +4,31 @@ Every process carries a mark in its environment, which its descendants inherit: 
 behind is found, whoever started it, and ended by its id.
 """
 
+import atexit
+import functools
 import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 
 import psutil
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 
-from tfdist import ports  # noqa: E402
+from tfdist.start import ports  # noqa: E402
 
 SLOW = '--straggler=0:0.02,1:0.02'  # not even 50 steps per second and worker: time for a fault
 PATIENCE = 180  # seconds that a test waits for a condition; nothing waits that long on a good run
 _MARK = 'EXAMPLES_TEST_MARK'
-# What a shell or this very test may have set, and a run reads. console.py sets the last but one; by
+# What a shell or this very test may have set, and a run reads. quiet.py sets the last but one; by
 # the last one a kernel of Jupyter would believe that it is in the process of the test.
 _FOREIGN = {'PS', 'WORKERS', 'PORT', 'LOCAL_ONLY', 'MODE', 'PYTHON', 'TF_CONFIG',
             'TF_CPP_MIN_LOG_LEVEL', 'PYTEST_CURRENT_TEST'}
@@ -59,7 +62,7 @@ KEEPS = re.compile(NAME + r': (?P<task>\w+ \d+) keeps (?P<bytes>[\d,]+) B: (?P<v
 SENDS = re.compile(NAME + r': in a step (?P<task>\w+ \d+) sends (?P<bytes>[\d,]+) B .+')
 TOOK = re.compile(NAME + r': took (?P<tickets>\d+) tickets, the last one in epoch (?P<epoch>\d+)')
 MEMBER = re.compile(r'ps 0: worker (?P<worker>\d+) (?P<what>joins|leaves|is done|does not answer), '
-                    r'\d+ take part')
+                    r'(?:1 worker takes|(?!1 )\d+ workers take) part')
 DEVICES = re.compile(NAME + r': towers on /device:.+')
 GOOD_LINES = (BEGINS, RESUMES, STEP, DID, TEST, WAITS, INCOMPLETE, KEEPS, SENDS, DEVICES,
               TOOK, MEMBER, PREPARED, EVALUATED, EXPORTED, TESTED, STOPS,
@@ -74,6 +77,24 @@ def examples():
 def trainer(folder):
     """Returns 'train' if a folder, a path, has one program that trains, 'worker' if many do."""
     return 'train' if (folder / 'train.py').exists() else 'worker'
+
+
+@functools.lru_cache(maxsize=None)
+def warm_python():
+    """Returns the path of an interpreter that has TensorFlow loaded, see warm.py."""
+    directory = pathlib.Path(tempfile.mkdtemp(prefix='warm-'))
+    atexit.register(shutil.rmtree, str(directory), ignore_errors=True)
+    stand_in = directory / 'python'
+    program = pathlib.Path(__file__).resolve().parent / 'warm.py'
+    stand_in.write_text(f'#!/bin/sh\nWARM={directory}/socket exec "{sys.executable}" -IS '
+                        f'"{program}" "$@"\n', encoding='utf-8')
+    stand_in.chmod(0o755)
+    own = {key: value for key, value in os.environ.items() if key not in _FOREIGN}
+    server = subprocess.Popen([sys.executable, str(program), '--serve', f'{directory}/socket'],
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=own)
+    assert server.stdout.readline() == b'ready\n'
+    atexit.register(lambda: (server.stdin.close(), server.wait(60)))
+    return str(stand_in)
 
 
 class Program:
@@ -218,12 +239,13 @@ class Programs:
           cwd: where it runs.
           **env: environment variables, such as WORKERS=4.
         """
-        env = {'PYTHON': sys.executable, **{name: str(value) for name, value in env.items()}}
+        env = {'PYTHON': warm_python(), **{name: str(value) for name, value in env.items()}}
         return self.start(['bash', ROOT / folder / 'run.sh', *flags], cwd, env)
 
-    def task(self, program, *flags, folder='HogWild', python=sys.executable, **env):
+    def task(self, program, *flags, folder='HogWild', python=None, **env):
         """Starts 'ps' or 'worker' without a cluster, or 'train'."""
-        return self.start([python, ROOT / folder / f'{program}.py', *flags], env=env)
+        return self.start([python or warm_python(), ROOT / folder / f'{program}.py', *flags],
+                          env=env)
 
     def end(self):
         """Ends all that is left; returns what it was, a list of strings."""
@@ -242,9 +264,9 @@ class Tasks:
           num_workers: int.
           folder: name of a folder.
           flags: strings, for each worker, or for the chief if the workers serve it.
-          python: string, an interpreter; by default that of the tests.
+          python: string, an interpreter, for tasks that are paused; by default `warm_python()`.
         """
-        self._python = python or sys.executable
+        self._python = python or warm_python()
         hosts = [f'localhost:{port}' for port in ports.free_ports(num_ps + num_workers + 1)]
         self.cluster = {'worker': hosts[num_ps:-1]}
         if num_ps:

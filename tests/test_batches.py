@@ -1,11 +1,14 @@
 """Batches: the order of examples, by seed, worker and global step; in pieces; what fails."""
 
 from absl import flags
-from conftest import load_program
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from tfdist import batches, evaluation, problem
+
+from tfdist.data import batches, problem
+from tfdist.training import evaluation
+
+from conftest import load_program
 
 FLAGS = flags.FLAGS
 EPOCH = 750  # examples of one of two shards
@@ -136,7 +139,7 @@ def test_sparse_tensors_in_pieces(shape):
 @pytest.mark.parametrize('nest', [lambda: sparse(tags()), lambda: np.arange(12)])
 def test_how_many_pieces_has_to_be_known(nest):
     with tf.Graph().as_default(), pytest.raises(
-            SystemExit, match='says by its shape how many batches there are: batch with drop_rem'):
+            SystemExit, match='has a shape that gives the number of batches: batch with drop_rem'):
         batches.in_pieces(stacked(nest(), drop_remainder=False))
 
 
@@ -150,9 +153,9 @@ def fails_by_itself():
 
 @pytest.mark.parametrize('dataset, complaint', [
     (lambda: tf.data.TextLineDataset('/no/such.txt').repeat(),
-     r'^The data cannot be read: /no/such.txt; No such file or directory\. Mend them'),
+     r'^The data cannot be read: /no/such.txt; No such file or directory\. Repair the data'),
     (lambda: batches.mapped(tf.data.Dataset.range(9), lambda i: 1 // (i - 1)).prefetch(1),
-     r'^The data cannot be read: Integer division by zero\. Mend'),
+     r'^The data cannot be read: Integer division by zero\. Repair'),
     (lambda: tf.data.Dataset.range(1), "^The model's train_batches came to an end: it has to"),
 ])
 @pytest.mark.parametrize('device', [None, '/job:worker/task:1'])

@@ -1,17 +1,20 @@
-"""The chief's duties, and who does them while it is away: never two at once."""
+"""The chief's role, and who does them while it is away: never two at once."""
 
 import signal
+import sys
 import time
 import types
 
 from absl import flags
 from absl.testing import flagsaver
-from conftest import load_program
 import pytest
+import tensorflow.compat.v1 as tf
+
+from tfdist.training import checkpoints as library, chief, save_lock
+
+from conftest import load_program
 from processes import (AWAY, BACK, BEGINS, checkpoints, RESUMES, STEP, Tasks, TEST, TESTED,
                        wait_until)
-import tensorflow.compat.v1 as tf
-from tfdist import checkpoints as library, chief, office
 
 SLOW = '--straggler=0:0.02,1:0.02,2:0.02'
 
@@ -22,8 +25,8 @@ def start(programs):
 
     It returns the tasks, the ps and a list of the workers.
     """
-    def started(folder, train_steps, *flags, ps_flags=()):
-        tasks = Tasks(programs, num_workers=3, folder=folder, flags=[
+    def started(folder, train_steps, *flags, ps_flags=(), python=None):
+        tasks = Tasks(programs, num_workers=3, folder=folder, python=python, flags=[
             f'--train_steps={train_steps}', '--log_every_n_steps=10', '--save_checkpoint_secs=1',
             f'--model_dir={programs.directory / "model"}', SLOW, *flags])
         ps = tasks.start('ps', 0, *ps_flags)
@@ -61,7 +64,8 @@ def test_another_worker_saves_and_tests_until_the_chief_is_back(start, model_dir
     deputy, others = who_stands_in(workers)
     deputy.wait_for(TESTED, 2)
     wait_until(lambda: newest(model_dir) > before + 100, 'saves nothing:', deputy)
-    assert len(checkpoints(model_dir)) <= 5, 'old ones are deleted as the chief does'
+    # A new one is there a moment before the oldest is deleted.
+    wait_until(lambda: len(checkpoints(model_dir)) <= 5, 'deletes no old ones:', deputy)
     chief = tasks.start('worker', 0)
     deputy.wait_for(BACK)
     chief.wait_for(TESTED)
@@ -103,8 +107,8 @@ def test_a_chief_that_dies_in_the_last_seconds(start, model_dir):
 
 
 @pytest.mark.thorough
-def test_a_chief_that_is_stopped_keeps_its_office(start, model_dir):
-    _, ps, (chief, *workers) = start('HogWild', 1500)
+def test_a_chief_that_is_stopped_keeps_its_lock(start, model_dir):
+    _, ps, (chief, *workers) = start('HogWild', 1500, python=sys.executable)
     chief.send(signal.SIGSTOP)
     before = newest(model_dir)
     time.sleep(12)
@@ -163,24 +167,24 @@ def test_a_worker_with_another_directory_does_not_stand_in(programs, tmp_path):
 
 @pytest.fixture
 def deputy(tmp_path):
-    """The duties of worker 1, of a run whose chief has saved step 5 and is gone; its session."""
+    """The role of worker 1, of a run whose chief has saved step 5 and is gone; its session."""
     load_program('HogWild')
     flags.FLAGS.mark_as_parsed()
     resolver = types.SimpleNamespace(
         task_type='worker', task_id=1,
         cluster_spec=lambda: tf.train.ClusterSpec({'ps': ['a:1'], 'worker': ['b:1', 'c:1']}))
     with tf.Graph().as_default(), flagsaver.flagsaver(model_dir=str(tmp_path)):
-        duties = chief.Duties(resolver, types.SimpleNamespace(is_chief=False))
+        role = chief.Role(resolver, types.SimpleNamespace(is_chief=False))
         step = tf.train.get_or_create_global_step()
-        duties.begin()
-        duties._office = office.Office(str(tmp_path), 'ps a:1')
+        role.begin()
+        role._lock = save_lock.SaveLock(str(tmp_path), 'ps a:1')
         with tf.Session() as session:
             def save(at):
                 session.run(step.assign(at))
-                duties._save(session)
+                role._save(session)
             session.run(step.initializer)
             save(5)
-            yield duties, save
+            yield role, save
 
 
 @pytest.mark.parametrize('found, saved, last_step, is_left', [
@@ -189,28 +193,72 @@ def deputy(tmp_path):
     (False, [10], 10, False),  # the chief, at its end
     (False, [], 10, True)])
 def test_whose_the_end_is(deputy, found, saved, last_step, is_left):
-    duties, save = deputy
+    role, save = deputy
     if found:
-        assert duties._office.take()
-        duties._enter()
+        assert role._lock.take()
+        role._take_over()
     for step in saved:
         save(step)
-    assert duties._is_left_to_do(last_step) == is_left
+    assert role._is_left_to_do(last_step) == is_left
 
 
 def test_who_comes_after_the_end_has_nothing_to_do(deputy):
-    duties, save = deputy
+    role, save = deputy
     save(10)
-    assert duties._office.take()
-    duties._enter()
-    assert not duties._is_left_to_do(10)
+    assert role._lock.take()
+    role._take_over()
+    assert not role._is_left_to_do(10)
+
+
+@pytest.mark.parametrize('gone', [False, True])
+def test_old_checkpoints_are_deleted_when_saving_changes_hands(tmp_path, gone):
+    """Also one that a process was about to delete when it died, and if one of the list is gone."""
+    def save(saver, session, number):
+        session.run(step.assign(number))
+        saver.save(session, str(tmp_path / 'model.ckpt'), step)
+
+    with tf.Graph().as_default(), tf.Session() as session:
+        step = tf.train.get_or_create_global_step()
+        session.run(step.initializer)
+        first = library.Saver(None, sharded=True)
+        for number in range(7):
+            save(first, session, number)
+            if number == 1:
+                left = {path: path.read_bytes() for path in tmp_path.glob('model.ckpt-1.*')}
+        for path, content in left.items():
+            path.write_bytes(content)
+        if gone:
+            for path in tmp_path.glob('model.ckpt-3.*'):
+                path.unlink()
+        assert len(checkpoints(tmp_path)) == (5 if gone else 6)
+        second = library.Saver(None, sharded=True)
+        state = tf.train.get_checkpoint_state(str(tmp_path))
+        second.recover_last_checkpoints(state.all_model_checkpoint_paths)
+        for number in range(7, 12):
+            save(second, session, number)
+            assert len(checkpoints(tmp_path)) == 5
+    assert checkpoints(tmp_path) == [7, 8, 9, 10, 11]
+
+
+def test_the_newest_that_is_there_is_the_last_one_when_the_last_is_gone(tmp_path):
+    with tf.Graph().as_default(), tf.Session() as session:
+        step = tf.train.get_or_create_global_step()
+        saver = library.Saver(None, sharded=True)
+        for number in range(3):
+            session.run(step.initializer if not number else step.assign(number))
+            saver.save(session, str(tmp_path / 'model.ckpt'), step)
+    for path in tmp_path.glob('model.ckpt-2.*'):
+        path.unlink()
+    library.claim(str(tmp_path), 'worker 0', 'ps a:1')
+    library._LOCKS.pop().give_back()
+    assert tf.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / 'model.ckpt-1')
 
 
 @pytest.fixture
 def chief_of():
-    """A function that returns an office, which it takes and signs as the chief of a run."""
+    """A function that returns a lock, which it takes and signs as the chief of a run."""
     def taken(directory, run):
-        place = office.Office(str(directory), run)
+        place = save_lock.SaveLock(str(directory), run)
         assert place.register() and place.take()
         place.sign()
         return place
@@ -218,7 +266,7 @@ def chief_of():
 
 
 def test_one_at_a_time(tmp_path, chief_of):
-    chief, worker = chief_of(tmp_path, 'ps a:1'), office.Office(str(tmp_path), 'ps a:1')
+    chief, worker = chief_of(tmp_path, 'ps a:1'), save_lock.SaveLock(str(tmp_path), 'ps a:1')
     assert not worker.take()
     chief.give_back()
     assert worker.take() and not chief.take()
@@ -226,26 +274,27 @@ def test_one_at_a_time(tmp_path, chief_of):
     assert chief.take()
 
 
-def test_a_chief_wants_its_office_back(tmp_path, chief_of):
+def test_a_chief_wants_its_lock_back(tmp_path, chief_of):
     chief_of(tmp_path, 'ps a:1')  # it ends
-    worker = office.Office(str(tmp_path), 'ps a:1')
+    worker = save_lock.SaveLock(str(tmp_path), 'ps a:1')
     assert worker.take() and not worker.is_wanted()
-    chief = office.Office(str(tmp_path), 'ps a:1')
+    chief = save_lock.SaveLock(str(tmp_path), 'ps a:1')
     assert chief.register() and worker.is_wanted()
-    assert not office.Office(str(tmp_path), 'ps a:1').register(), 'there is one chief at a time'
+    another = save_lock.SaveLock(str(tmp_path), 'ps a:1')
+    assert not another.register(), 'there is one chief at a time'
 
 
 def test_of_which_run_it_is(tmp_path, chief_of):
-    assert not office.Office(str(tmp_path / 'none'), 'ps a:1').is_of_this_run()
+    assert not save_lock.SaveLock(str(tmp_path / 'none'), 'ps a:1').is_of_this_run()
     chief_of(tmp_path, 'ps a:1,b:1')
     chief_of(tmp_path, 'ps a:1')
-    assert office.Office(str(tmp_path), 'ps a:1').is_of_this_run()
-    assert not office.Office(str(tmp_path), 'ps a:1,b:1').is_of_this_run()
+    assert save_lock.SaveLock(str(tmp_path), 'ps a:1').is_of_this_run()
+    assert not save_lock.SaveLock(str(tmp_path), 'ps a:1,b:1').is_of_this_run()
 
 
-def test_the_office_of_another_run_is_not_waited_for(tmp_path, chief_of):
+def test_the_lock_of_another_run_is_not_waited_for(tmp_path, chief_of):
     chief_of(tmp_path, 'ps a:1')  # it ends
-    worker = office.Office(str(tmp_path), 'ps a:1')
+    worker = save_lock.SaveLock(str(tmp_path), 'ps a:1')
     assert worker.take()
     with pytest.raises(SystemExit, match='in use by another run'):
         library.claim(str(tmp_path), 'worker 0', 'ps b:1')

@@ -6,8 +6,9 @@ import socket
 from absl import flags
 from absl.testing import flagsaver
 import pytest
-from tfdist import cluster
-from tfdist.ports import free_ports
+
+from tfdist.cluster import membership
+from tfdist.start.ports import free_ports
 
 FLAGS = flags.FLAGS
 # Nothing ever listens on these; nobody has to, either.
@@ -48,11 +49,11 @@ def give_flags(ps='ps0:2221', worker='worker0:2222,worker1:2223', index=0):
 @pytest.mark.parametrize('task_type, index', [('ps', 0), ('worker', 0), ('worker', 1)])
 def test_flags_and_tf_config_give_the_same(tf_config, task_type, index):
     give_flags(index=index)
-    by_flags = cluster.resolve(task_type)
+    by_flags = membership.resolve(task_type)
     for flag in 'ps_hosts', 'worker_hosts', 'task_index':
         FLAGS[flag].value = None
     tf_config(config(task_type, index))
-    by_config = cluster.resolve(task_type)
+    by_config = membership.resolve(task_type)
     for resolver in by_flags, by_config:
         assert resolver.cluster_spec().as_dict() == {'ps': PS, 'worker': WORKERS}
         assert (resolver.task_type, resolver.task_id) == (task_type, index)
@@ -62,7 +63,7 @@ def test_flags_and_tf_config_give_the_same(tf_config, task_type, index):
 def test_an_empty_tf_config_is_none(tf_config):
     tf_config('')
     give_flags()
-    assert cluster.resolve('worker').task_id == 0
+    assert membership.resolve('worker').task_id == 0
 
 
 def tfjob(job, count):
@@ -134,7 +135,7 @@ DIALECTS = {
 def test_dialects(tf_config, name):
     content, (job, index), ps, workers, mine = DIALECTS[name]
     tf_config(dict(content, task={'type': job, 'index': index}))
-    resolver = cluster.resolve(mine[0])
+    resolver = membership.resolve(mine[0])
     assert resolver.cluster_spec().as_dict() == {'ps': ps, 'worker': workers}
     assert (resolver.task_type, resolver.task_id) == mine
 
@@ -148,7 +149,7 @@ def test_each_trainer_has_an_index_of_its_own(tf_config, content):
         for index in range(len(content['cluster'][job])):
             if job in ('chief', 'master', 'worker'):
                 tf_config(dict(content, task={'type': job, 'index': index}))
-                resolver = cluster.resolve('worker')
+                resolver = membership.resolve('worker')
                 shards.append((resolver.task_id, resolver.cluster_spec().num_tasks('worker')))
     assert sorted(shards) == [(i, len(shards)) for i in range(len(shards))]
 
@@ -163,33 +164,33 @@ def test_each_trainer_has_an_index_of_its_own(tf_config, content):
 def test_a_task_that_is_to_know_no_other_of_its_job(tf_config, content, job, index, expected):
     jobs = ('ps', 'worker') if job == 'worker' else ('ps',)
     tf_config({'cluster': content, 'task': {'type': job, 'index': index}})
-    resolver = cluster.resolve(job, jobs, alone=True)
+    resolver = membership.resolve(job, jobs, alone=True)
     assert resolver.cluster_spec().as_dict() == expected
     assert (resolver.task_type, resolver.task_id) == (job, index)
 
 
 @pytest.mark.parametrize('workers, index, complaint', [
-    (WORKERS, 2, 'the index of this worker is 2, and there are 2'),
-    ({'1': 'worker1:1'}, 0, 'the index of this worker is 0, and there are 1'),
+    (WORKERS, 2, 'the index of this worker is 2, but there are 2'),
+    ({'1': 'worker1:1'}, 0, 'the index of this worker is 0, but there are 1'),
     ([], 0, 'no list of hosts for the job worker'),
     (['worker7'], 7, '"worker7" is not of the form host:port'),
 ])
 def test_a_task_alone_and_wrong(tf_config, workers, index, complaint):
     tf_config(config(index=index, worker=workers))
     with pytest.raises(SystemExit, match=f'^TF_CONFIG: .*{complaint}'):
-        cluster.resolve('worker', alone=True)
+        membership.resolve('worker', alone=True)
 
 
 def test_a_task_alone_by_flags():
     give_flags(worker='worker7:1', index=7)
-    resolver = cluster.resolve('worker', alone=True)
+    resolver = membership.resolve('worker', alone=True)
     assert resolver.cluster_spec().as_dict() == {'ps': PS, 'worker': {7: 'worker7:1'}}
 
 
 @pytest.mark.parametrize('job', ['chief', 'master'])
 def test_a_master_is_a_chief_where_that_is_a_task_of_its_own(tf_config, job):
     tf_config(config(job, **{job: CHIEF}))
-    resolver = cluster.resolve('chief', ('chief', 'ps', 'worker'))
+    resolver = membership.resolve('chief', ('chief', 'ps', 'worker'))
     assert resolver.cluster_spec().as_dict() == {'chief': CHIEF, 'ps': PS, 'worker': WORKERS}
 
 
@@ -211,7 +212,7 @@ def test_a_master_is_a_chief_where_that_is_a_task_of_its_own(tf_config, job):
     ('worker', config(ps=[]), 'no list of hosts for the job ps'),
     ('worker', config(worker='worker0:2222'), 'no list of hosts for the job worker'),
     ('worker', config(worker={'1': 'worker1:2222'}, index=1),
-     'some tasks of the job worker are missing, there are only 1'),
+     'some tasks of the job worker are missing: there are only 1'),
     ('worker', config(worker={'one': 'worker1:2222'}), 'cannot be read.*ValueError'),
     ('worker', config(observer=['host:1']), 'the jobs are ps and worker, not observer, ps'),
     ('worker', config(chief=['host:1'], master=['host:2']), 'ps and worker, not master, ps'),
@@ -220,8 +221,8 @@ def test_a_master_is_a_chief_where_that_is_a_task_of_its_own(tf_config, job):
     ('worker', config('chief', chief=['host:1'], index=1), 'there is no chief 1'),
     ('worker', config('chief', 0, worker=[], ps=[]), 'there is no chief 0'),
     ('worker', config(chief='host:1'), 'cannot be read.*TypeError'),
-    ('worker', config(chief=WORKERS[:1]), 'worker0:2222 is there twice'),
-    ('worker', config(index=2), r'index of this worker is 2, and there are 2 \(counted from 0\)'),
+    ('worker', config(chief=WORKERS[:1]), 'worker0:2222 appears twice'),
+    ('worker', config(index=2), r'index of this worker is 2, but there are 2 \(counted from 0\)'),
     ('worker', config(index=-1), 'index of this worker is -1'),
     ('worker', config(ps=['ps0']), '"ps0" is not of the form host:port'),
     ('worker', config(ps=[2222]), '"2222" is not of the form host:port'),
@@ -229,12 +230,12 @@ def test_a_master_is_a_chief_where_that_is_a_task_of_its_own(tf_config, job):
     ('worker', config(ps=['ps0:http']), '"ps0:http" is not of the form host:port'),
     ('worker', config(ps=['ps0:0']), '"ps0:0" is not of the form host:port'),
     ('worker', config(ps=['ps0:65536']), '"ps0:65536" is not of the form host:port'),
-    ('worker', config(ps=WORKERS[1:]), 'worker1:2223 is there twice'),
+    ('worker', config(ps=WORKERS[1:]), 'worker1:2223 appears twice'),
 ])
 def test_bad_tf_config(tf_config, task_type, value, complaint):
     tf_config(value)
     with pytest.raises(SystemExit, match='(?s)^TF_CONFIG.*' + complaint) as error:
-        cluster.resolve(task_type)
+        membership.resolve(task_type)
     assert '\n' not in str(error.value)
 
 
@@ -242,17 +243,17 @@ def test_bad_tf_config(tf_config, task_type, value, complaint):
     (dict(ps=None), 'no list of hosts for the job ps'),
     (dict(worker=None), 'no list of hosts for the job worker'),
     (dict(ps=None, worker=None), 'no list of hosts for the job ps'),
-    (dict(index=None), 'index of this worker is None, and there are 2'),
-    (dict(index=2), 'index of this worker is 2, and there are 2'),
+    (dict(index=None), 'index of this worker is None, but there are 2'),
+    (dict(index=2), 'index of this worker is 2, but there are 2'),
     (dict(ps='ps0'), '"ps0" is not of the form host:port'),
     (dict(worker='worker0:2222,'), '"" is not of the form host:port'),
-    (dict(worker='worker0:2222,worker0:2222'), 'worker0:2222 is there twice'),
+    (dict(worker='worker0:2222,worker0:2222'), 'worker0:2222 appears twice'),
 ])
 def test_bad_flags(given, complaint):
     give_flags(**given)
     with pytest.raises(SystemExit,
                        match='^--ps_hosts, --worker_hosts, --task_index: .*' + complaint) as error:
-        cluster.resolve('worker')
+        membership.resolve('worker')
     assert '\n' not in str(error.value)
 
 
@@ -264,11 +265,11 @@ def test_a_chief_that_is_a_task_of_its_own(tf_config, task_type):
     jobs = 'chief', 'ps', 'worker'
     give_flags()
     FLAGS['chief_hosts'].parse(CHIEF[0])
-    by_flags = cluster.resolve(task_type, jobs)
+    by_flags = membership.resolve(task_type, jobs)
     for flag in 'chief_hosts', 'ps_hosts', 'worker_hosts', 'task_index':
         FLAGS[flag].value = None
     tf_config(config(task_type, chief=CHIEF))
-    for resolver in by_flags, cluster.resolve(task_type, jobs):
+    for resolver in by_flags, membership.resolve(task_type, jobs):
         assert resolver.cluster_spec().as_dict() == {'chief': CHIEF, 'ps': PS, 'worker': WORKERS}
         assert (resolver.task_type, resolver.task_id) == (task_type, 0)
 
@@ -277,31 +278,31 @@ def test_a_chief_that_is_a_task_of_its_own(tf_config, task_type):
     (('ps', 'worker'), dict(observer=CHIEF), 'jobs are ps and worker, not observer, ps, worker'),
     (('chief', 'ps', 'worker'), {}, 'no list of hosts for the job chief'),
     (('chief', 'worker'), dict(chief=CHIEF), 'jobs are chief and worker, not chief, ps, worker'),
-    (('chief', 'ps', 'worker'), dict(chief=PS), 'ps0:2221 is there twice'),
+    (('chief', 'ps', 'worker'), dict(chief=PS), 'ps0:2221 appears twice'),
 ])
 def test_jobs_that_a_folder_does_not_have_or_misses(tf_config, jobs, hosts, complaint):
     tf_config(config(**hosts))
     with pytest.raises(SystemExit, match=f'^TF_CONFIG: .*{complaint}'):
-        cluster.resolve('worker', jobs)
+        membership.resolve('worker', jobs)
 
 
 def test_a_chief_is_started_by_another_name(tf_config):
     tf_config(config('chief', chief=CHIEF))
     with pytest.raises(SystemExit, match=r'the job chief: start train\.py'):
-        cluster.resolve('worker', ('chief', 'ps', 'worker'))
+        membership.resolve('worker', ('chief', 'ps', 'worker'))
 
 
 def test_no_cluster():
     with pytest.raises(SystemExit, match='No cluster is given.*`bash run.sh`'):
-        cluster.resolve('worker')
+        membership.resolve('worker')
 
 
 @pytest.mark.parametrize('given', [{}, dict(ps=None, worker=None), dict(worker=None, index=None)])
 def test_two_clusters(tf_config, given):
     tf_config(config())
     give_flags(**given)
-    with pytest.raises(SystemExit, match='given twice.*Unset the one or leave out the others'):
-        cluster.resolve('worker')
+    with pytest.raises(SystemExit, match='given twice.*Unset TF_CONFIG, or leave out the flags'):
+        membership.resolve('worker')
 
 
 def test_port_in_use():
@@ -313,6 +314,6 @@ def test_port_in_use():
         other.listen(1)
         with pytest.raises(SystemExit, match=f'ps 0 cannot listen on port {port}: '
                                              'Address already in use. Is another run using it'):
-            cluster.resolve('ps')
-        assert cluster.resolve('worker').task_id == 0, "another task's port is not looked at"
-    assert cluster.resolve('ps').task_id == 0
+            membership.resolve('ps')
+        assert membership.resolve('worker').task_id == 0, "another task's port is not looked at"
+    assert membership.resolve('ps').task_id == 0

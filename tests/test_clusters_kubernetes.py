@@ -11,18 +11,16 @@ import pathlib
 import re
 import shutil
 import subprocess
-import sys
 
-from conftest import ROOT
 import jsonschema
-from kubernetes_schema import KINDS
-from processes import checkpoints, DID, EVALUATED, EXPORTED, PREPARED, TEST
 import pytest
 import yaml
 
-sys.path.append(str(ROOT / 'Comparison'))
+from measuring import hosts
 
-import hosts  # noqa: E402
+from conftest import ROOT
+from kubernetes_schema import KINDS
+from processes import checkpoints, DID, EVALUATED, EXPORTED, PREPARED, TEST
 
 FOLDER = ROOT / 'Clusters' / 'kubernetes'
 JOBS = sorted(path.name for path in FOLDER.glob('*job-*.yaml'))
@@ -252,7 +250,8 @@ def test_mistakes_of_a_policy_are_found(change):
 
 def finds_the_library(folder, path):
     """Returns the path of the directory from which the programs in a folder import tfdist."""
-    found = subprocess.run(['python', '-c', 'import tfdist; print(tfdist.__path__[0])'],
+    script = 'import find_library, tfdist; print(tfdist.__path__[0])'
+    found = subprocess.run(['python', '-c', script],
                            cwd=str(folder), env={'PATH': path}, stdout=subprocess.PIPE, check=True,
                            universal_newlines=True, timeout=60)
     return pathlib.Path(found.stdout.strip()).parent

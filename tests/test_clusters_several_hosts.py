@@ -7,13 +7,12 @@ import shutil
 import subprocess
 import sys
 
-from conftest import ROOT
-from processes import BEGINS, checkpoints, DID, RESUMES, STEP, TEST, WAITS, wait_until
 import pytest
 
-sys.path.append(str(ROOT / 'Comparison'))
+from measuring import hosts
 
-import hosts  # noqa: E402
+from conftest import ROOT
+from processes import BEGINS, checkpoints, DID, RESUMES, STEP, TEST, WAITS, wait_until
 
 FOLDER = ROOT / 'Clusters' / 'several-hosts'
 README = (FOLDER / 'README.md').read_text(encoding='utf-8')
@@ -21,6 +20,38 @@ MORE = '--log_every_n_steps=10'
 # Without what other tests compile meanwhile, which comes and goes.
 SCP = """#!/usr/bin/env bash
 [ "$1" = -r ] && tar -c --exclude=__pycache__ "${{@:2:$#-2}}" | tar -x -C "{homes}/${{!#%:}}"
+"""
+# Accepts all.
+LISTENS = """
+import resource, socket, sys
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+listening = socket.socket()
+listening.bind(('', int(sys.argv[1])))
+listening.listen(2000)
+accepted = []
+while True:
+    accepted.append(listening.accept()[0])
+"""
+# Wants so many connections at once, prints how many it has after a while, and keeps them.
+WANTS = """
+import resource, select, socket, sys, time
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+poll, wanted, had = select.poll(), {}, 0
+for _ in range(int(sys.argv[3])):
+    each = socket.socket()
+    each.setblocking(False)
+    each.connect_ex((sys.argv[1], int(sys.argv[2])))
+    wanted[each.fileno()] = each
+    poll.register(each, select.POLLOUT)
+end = time.monotonic() + 5
+while time.monotonic() < end:
+    for descriptor, _ in poll.poll(1000):
+        poll.unregister(descriptor)
+        had += 1
+print('has', had, flush=True)
+time.sleep(1000)
 """
 
 
@@ -184,3 +215,26 @@ def test_the_firewall(run, programs):
     assert reach(2223) == names, 'other ports stay as they are'
     for server in servers:
         server.kill()
+
+
+def lets_in(its_hosts, programs, name, wants):
+    """Returns how many connections to alpha:2222 a host gets, which then keeps them."""
+    program = programs.start(its_hosts.on(
+        name, [sys.executable, '-c', WANTS, 'alpha', '2222', str(wants)], programs.directory))
+    return int(program.wait_for(r'has (\d+)')[1])
+
+
+@pytest.mark.thorough
+def test_the_firewall_lets_in_so_many(run, programs):
+    """One host of the run that wants more keeps no other one out."""
+    needs_nft(run.hosts)
+    server = programs.start(run.hosts.on('alpha', [sys.executable, '-c', LISTENS, '2222'],
+                                         programs.directory))
+    wait_until(lambda: run.hosts.reaches('gamma', 'alpha:2222'), server)
+    assert lets_in(run.hosts, programs, 'beta', 1500) == 1500, 'without it'
+    shutil.copy(str(FOLDER / 'firewall.nft'), str(programs.directory))
+    subprocess.run(run.hosts.on('alpha', ['nft', '-f', 'firewall.nft'], programs.directory),
+                   check=True, timeout=30)
+    assert 900 < lets_in(run.hosts, programs, 'gamma', 1500) <= 1000
+    assert run.hosts.reaches('beta', 'alpha:2222') and not run.hosts.reaches('gamma', 'alpha:2222')
+    programs.end()

@@ -9,15 +9,16 @@ import subprocess
 import sys
 import time
 
-from conftest import ROOT, tf
-from processes import BEGINS, DID, PATIENCE, Program, RESUMES, STEP, TEST, wait_until
 import psutil
 import pytest
 
+from conftest import ROOT, tf
+from processes import BEGINS, DID, PATIENCE, Program, RESUMES, STEP, TEST, wait_until
+
 FOLDER = ROOT / 'Clusters' / 'slurm'
-TRAIN, TRAIN_WITH_CHECKPOINTS, REQUEUE, START_NOW, CANCEL = re.findall(
-    r'^    ((?:sbatch|scontrol|scancel) .+)$', (FOLDER / 'README.md').read_text(encoding='utf-8'),
-    re.MULTILINE)
+TRAIN, TRAIN_WITH_RESTARTS, TRAIN_WITH_CHECKPOINTS, REQUEUE, START_NOW, CANCEL = re.findall(
+    r'^    ((?:RESTARTS=\d )?(?:sbatch|scontrol|scancel) .+)$',
+    (FOLDER / 'README.md').read_text(encoding='utf-8'), re.MULTILINE)
 PATH = os.pathsep.join([os.environ['PATH'], '/usr/sbin', '/sbin'])  # where daemons are
 # One process has all of them: they share one Slurm.
 pytestmark = [pytest.mark.thorough, pytest.mark.xdist_group('slurm')]
@@ -229,6 +230,36 @@ def test_requeue_and_cancel(slurm, programs, project):
     job.ends('CANCELLED')
 
 
+def test_restarts(slurm, programs, project):
+    """After each failure all start again, from the last checkpoint; then the job has failed."""
+    job = Job(slurm, programs, project, TRAIN_WITH_RESTARTS.replace('RESTARTS=3', 'RESTARTS=1'))
+    job.wait_for(BEGINS, 2)
+    wait_until(lambda: saved_step(project) > 0 or job.is_over(), 'saves nothing:', job)
+    saved = saved_step(project)
+    tasks_of(job)['worker', 1].kill()
+    job.wait_for(r'train\.sbatch: a task failed; restart 1 of 1')
+    assert int(job.wait_for(RESUMES)['step']) >= saved > 0
+    job.wait_for(BEGINS, 4)
+    assert job.fields['Restarts'] == '0'
+    tasks_of(job)['ps', 0].kill()
+    job.ends('FAILED')
+    assert len([line for line in job.lines if line.startswith('train.sbatch: ')]) == 1
+
+
+def test_what_is_cancelled_does_not_start_again(slurm, programs, project, example):
+    job = Job(slurm, programs, project, f'RESTARTS=3 sbatch train.sbatch {make_idle(example)}')
+    job.wait_for('starts', 3)
+    assert job.control(CANCEL) == ''
+    job.ends('CANCELLED')
+    assert len(job.matches('starts')) == 3 and not job.matches('train.sbatch: .*'), str(job)
+
+
+def test_restarts_that_are_no_number(slurm, programs, project, example):
+    job = Job(slurm, programs, project, f'RESTARTS=x sbatch train.sbatch {example}')
+    job.ends('FAILED')
+    assert job.lines == ['train.sbatch: RESTARTS=x is not a number of restarts, such as 3']
+
+
 def saved_step(project):
     """Returns the global step of the checkpoint that a run would restore; 0 if there is none."""
     path = tf.train.latest_checkpoint(str(project / 'model'))
@@ -236,14 +267,19 @@ def saved_step(project):
 
 
 def test_a_failed_task_ends_all(slurm, programs, project, example):
+    job = Job(slurm, programs, project, f'sbatch train.sbatch {make_idle(example)}')
+    job.wait_for('starts', 3)
+    tasks_of(job)['worker', 1].kill()
+    job.ends('FAILED')
+
+
+def make_idle(example):
+    """Has the tasks of an example say that they start, and then do nothing; returns its path."""
     for name in 'ps', 'worker':
         (example / f'{name}.py').write_text(
             f'import time\nprint("starts", flush=True)\ntime.sleep({10 * PATIENCE})\n',
             encoding='utf-8')
-    job = Job(slurm, programs, project, f'sbatch train.sbatch {example}')
-    job.wait_for('starts', 3)
-    tasks_of(job)['worker', 1].kill()
-    job.ends('FAILED')
+    return example
 
 
 def tasks_of(job):

@@ -10,11 +10,12 @@ import shutil
 import signal
 import socket
 
+import psutil
+import pytest
+
 from conftest import load_program
 from processes import (checkpoints, DID, GOOD_LINES, PATIENCE, RESUMES, ROOT, STEP, TEST,
                        wait_until)
-import psutil
-import pytest
 
 FOLDER = ROOT / 'Clusters' / 'spark'
 STARTS = r'submit: starts ps 0 at \S+:\d+, worker 0 at \S+:\d+, worker 1 at \S+:\d+'
@@ -149,7 +150,7 @@ def test_too_few_slots(submit):
         r'^submit: Spark gave up: local\[2\] has fewer than 3 slots, one for each task$')
 
 
-PROGRAM = """import sys, time, tfdist
+PROGRAM = """import sys, time, find_library, tfdist
 print('library', tfdist.__path__[0], *sys.argv, flush=True)
 time.sleep({})
 sys.exit('fails')
@@ -161,7 +162,7 @@ def alone(tmp_path):
     """A folder of programs that find the library and not more, which is not beside it."""
     folder = tmp_path / 'alone' / 'example'
     folder.mkdir(parents=True)
-    shutil.copy(str(ROOT / 'AGN' / 'tfdist.py'), str(folder))
+    shutil.copy(str(ROOT / 'AGN' / 'find_library.py'), str(folder))
     for name, secs in ('ps', 10 * PATIENCE), ('worker', 0):
         (folder / f'{name}.py').write_text(PROGRAM.format(secs), encoding='utf-8')
     return folder

@@ -11,31 +11,35 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from conftest import ROOT
 from processes import BEGINS, DID, RESUMES, SLOW, STEP, TEST, WAITS, wait_until
-import pytest
-from test_clusters_several_hosts import FOLDER, needs_nft, README, Run
+from test_clusters_several_hosts import FOLDER, lets_in, LISTENS, needs_nft, README, Run
 
-sys.path += [str(ROOT / 'Comparison'), str(FOLDER)]
+sys.path.append(str(FOLDER))
 
-import hosts  # noqa: E402
+from measuring import hosts, tunnels  # noqa: E402
 import tls  # noqa: E402
-import tunnels  # noqa: E402
 
 SECTION, = re.findall(r'^## TLS between the hosts\n(.*?)^## ', README, re.DOTALL | re.MULTILINE)
-MAKE = re.findall(r'^    (python Clusters/.*|for name in .*)$', SECTION, re.MULTILINE)
+MAKE = re.findall(r'^    (python Clusters/.*|for name in .*|  .*|done)$', SECTION, re.MULTILINE)
 FIREWALL, = re.findall(r'^    sudo (nft .*)$', SECTION, re.MULTILINE)
 TUNNELS, = re.findall(r'^    (cd .* stunnel .*)$', SECTION, re.MULTILINE)
 TASKS = dict(re.findall(r'^    (\w+)\$ +(\. .*)$', SECTION, re.MULTILINE))
-SCP = """#!/bin/sh
-exec cp -r "$2" "{homes}/${{3%%:*}}/${{3#*:}}"
+# Hosts are directories here.
+SCP = """#!/usr/bin/env bash
+exec cp "${{@:1:$#-1}}" "{homes}/$(tr : / <<< "${{!#}}")/"
+"""
+SSH = """#!/bin/sh
+cd "{homes}/$1" && exec sh -c "$2"
 """
 HOSTS = '--ps_hosts=alpha:2222', '--worker_hosts=beta:2222,gamma:2222'
 MARK = b'WIRE'  # as a float, it is easily told from what a network learns
 # Prints what it reads by each address: a file of the server's host, and a variable there.
 CLIENT = """
 import json, sys, threading
-from tfdist.quiet import tf
+from tfdist.start.quiet import tf
 
 def ask(address):
     with tf.Graph().as_default():
@@ -78,15 +82,6 @@ print(json.dumps(seen))
 TLS_RECORD, NAME, MARKS = b'\x17\x03\x03', b'/job:ps/replica:0/', MARK * 8
 
 
-@pytest.fixture(scope='module')
-def stunnel(tmp_path_factory):
-    """The path of the command stunnel."""
-    try:
-        return tunnels.stunnel(tmp_path_factory.mktemp('stunnel'))
-    except RuntimeError as error:
-        pytest.skip(str(error))
-
-
 class TlsRun(Run):
     """The hosts of the README, with what its section on TLS says.
 
@@ -101,18 +96,25 @@ class TlsRun(Run):
         super().__init__(programs, python)
         homes = programs.directory
         self._tools = homes / 'tools'
-        (self._tools / 'scp').write_text(SCP.format(homes=homes))
+        for name, text in ('scp', SCP), ('ssh', SSH):
+            (self._tools / name).write_text(text.format(homes=homes))
+            (self._tools / name).chmod(0o755)
         (self._tools / 'stunnel').symlink_to(stunnel)
         self._path = os.pathsep.join([str(self._tools), self._path])
         self.made = homes / 'tls'
-        hosts_flags = self._begin.rpartition(' && ')[2]
+        self.plain, self.stunnels = False, {}
+        self.said = self.prepare(self._begin.rpartition(' && ')[2], *MAKE)
+
+    def prepare(self, *commands):
+        """Types commands in the root of the collection; returns what they print."""
         # LOGNAME: in a namespace of users there is root alone.
-        done = subprocess.run(['bash', '-ec', '\n'.join([hosts_flags, *MAKE])], cwd=str(ROOT),
-                              env={'PATH': self._path, 'HOME': str(homes), 'LOGNAME': 'root'},
+        done = subprocess.run(['bash', '-ec', '\n'.join(commands)], cwd=str(ROOT),
+                              env={'PATH': self._path, 'HOME': str(self.made.parent),
+                                   'LOGNAME': 'root'},
                               timeout=60, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               universal_newlines=True, check=False)
-        self.said, self.plain, self.stunnels = done.stdout, False, {}
-        assert done.returncode == 0, self.said
+        assert done.returncode == 0, done.stdout
+        return done.stdout
 
     def type(self, name, command):
         """Types a command on a host; returns a `Program`."""
@@ -126,7 +128,8 @@ class TlsRun(Run):
 
     def tunnel(self, name, port=2222):
         """Starts stunnel on a host, and waits until it listens."""
-        started = self.stunnels[name] = self.type(name, TUNNELS.replace('&& ', '&& exec '))
+        command = TUNNELS.replace('stunnel ', 'exec stunnel ')
+        started = self.stunnels[name] = self.type(name, command)
         wait_until(lambda: self.hosts.reaches(name, f'127.0.0.1:{port}') or not started.running)
         assert started.running, str(started)
 
@@ -207,13 +210,13 @@ def test_without_tunnels_names_can_be_read(run):
 def test_keys_are_for_their_owner_only(run):
     """And the CA's goes nowhere."""
     homes = run.made.parent
-    places = [run.made, *(homes / name / 'tls' for name in TASKS)]
+    places = [run.made, *(homes / name / 'tunnel' for name in TASKS)]
     paths = [path for place in places for path in [place, *place.rglob('*')]]
     assert len([path for path in paths if path.name == 'key.pem']) == 2 * len(TASKS) + 1
     for path in paths:
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
     for name in TASKS:
-        there = sorted(path.name for path in (homes / name / 'tls').iterdir())
+        there = sorted(path.name for path in (homes / name / 'tunnel').iterdir())
         assert [file for file in there if not file.endswith('.env')] == [
             'ca.pem', 'cert.pem', 'firewall.nft', 'key.pem', 'stunnel.conf']
     keys = {path.read_text() for path in paths if path.name == 'key.pem'}
@@ -221,6 +224,20 @@ def test_keys_are_for_their_owner_only(run):
     for path in paths:
         assert path.is_dir() or path.name == 'key.pem' or 'PRIVATE' not in path.read_text(), path
     assert len(run.said.splitlines()) == 1 + len(TASKS) and 'PRIVATE' not in run.said
+
+
+def test_who_copies_again_has_what_is_new(run):
+    """And no task that is no longer there; what one host has, no other one gets."""
+    tunnels_command, = [line for line in MAKE if 'tls.py tunnels' in line]
+    swapped = '--ps_hosts=beta:2222', '--worker_hosts=alpha:2222,gamma:2222'
+    run.prepare(tunnels_command.replace('$hosts', ' '.join(swapped)), *MAKE[2:])
+    for name, task in ('alpha', 'worker-0'), ('beta', 'ps-0'), ('gamma', 'worker-1'):
+        made = run.made / 'hosts' / name
+        there = run.made.parent / name / 'tunnel'
+        assert sorted(path.name for path in there.iterdir()) == sorted([
+            'ca.pem', 'cert.pem', 'firewall.nft', 'key.pem', f'{task}.env', 'stunnel.conf'])
+        for path in there.iterdir():
+            assert path.read_text() == (made / path.name).read_text()
 
 
 def stranger(run):
@@ -239,8 +256,8 @@ def stranger(run):
         if directory:
             lines += [f'cert = {directory}/cert.pem', f'key = {directory}/key.pem']
         found[name] = f'127.0.0.1:{port}'
-    (place / 'tls').mkdir()
-    (place / 'tls' / 'stunnel.conf').write_text('\n'.join(lines + ['']))
+    (place / 'tunnel').mkdir()
+    (place / 'tunnel' / 'stunnel.conf').write_text('\n'.join(lines + ['']))
     run.tunnel('stranger', 23000)
     return found
 
@@ -282,7 +299,8 @@ def test_a_host_that_shows_the_certificate_of_another(run, programs):
     run.tunnel('beta')
     for name in 'alpha', 'gamma':
         for file in 'cert.pem', 'key.pem':
-            shutil.copy(str(run.made / 'hosts' / name / file), str(run.made.parent / 'alpha/tls'))
+            shutil.copy(str(run.made / 'hosts' / name / file),
+                        str(run.made.parent / 'alpha' / 'tunnel'))
         run.tunnel('alpha')
         asked = programs.start(run.hosts.on('beta', ask, ROOT))
         assert (asked.wait() == 0) == (name == 'alpha'), str(asked)
@@ -305,7 +323,7 @@ def test_who_reaches_the_local_ports(run, programs):
         subprocess.run([sys.executable, str(FOLDER / 'tls.py'), 'tunnels', str(run.made), *HOSTS,
                         f'--user={user}'], timeout=60, stdout=subprocess.DEVNULL, check=True)
         shutil.copy(str(run.made / 'hosts' / 'alpha' / 'firewall.nft'),
-                    str(programs.directory / 'alpha' / 'tls'))
+                    str(programs.directory / 'alpha' / 'tunnel'))
         run.close('alpha')
 
     everybody = [(name, port) for port in ports for name in ('alpha', 'beta')]
@@ -316,6 +334,19 @@ def test_who_reaches_the_local_ports(run, programs):
     assert reached() == everybody[2:]
     for server in servers:
         server.kill()
+
+
+@pytest.mark.thorough
+def test_how_many_connections_a_stranger_gets(run, programs):
+    """With the firewall; whoever is at another address gets in nevertheless."""
+    server = programs.start(run.hosts.on('alpha', [sys.executable, '-c', LISTENS, '2222'],
+                                         programs.directory))
+    run.close('alpha')
+    wait_until(lambda: run.hosts.reaches('beta', 'alpha:2222'), server)
+    assert 900 < lets_in(run.hosts, programs, 'stranger', 1500) <= 1000
+    assert run.hosts.reaches('beta', 'alpha:2222')
+    assert not run.hosts.reaches('stranger', 'alpha:2222')
+    programs.end()
 
 
 @pytest.mark.thorough
@@ -383,7 +414,7 @@ def test_other_schemes(programs, stunnel, folder):
     (['certificates', '{here}/tls', *HOSTS], {'TF_CONFIG': '{}'}, 'given twice'),
     (['certificates', '{here}/tls', '--ps_hosts=a b:1'], {}, '"a b:1" is not of the form'),
     (['certificates', '{here}/tls', '--ps_hosts=../a:1'], {}, 'is not of the form host:port'),
-    (['certificates', '{here}/tls', '--ps_hosts=a:1,a:1'], {}, 'a:1 is there twice'),
+    (['certificates', '{here}/tls', '--ps_hosts=a:1,a:1'], {}, 'a:1 appears twice'),
     (['certificates', '{here}/tls', *HOSTS, '--days=0'], {}, '--days=0 is not from 1'),
     (['certificates', '{here}', *HOSTS], {}, 'is there already'),
     (['certificates', '{here}/tree/sub/tls', *HOSTS], {}, '/tree is a git work tree'),

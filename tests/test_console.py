@@ -5,11 +5,15 @@ import types
 
 from absl import flags
 from absl.testing import flagsaver
-from conftest import load_program
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from tfdist import quiet, report
+
+from tfdist.start import console, quiet
+from tfdist.training import report
+
+from conftest import load_program
+from processes import ROOT
 
 FLAGS = flags.FLAGS
 
@@ -29,7 +33,7 @@ def clock(monkeypatch):
     """A clock that a test sets by hand: `clock.now`, in seconds since the program began."""
     clock = types.SimpleNamespace(now=2.)
     monkeypatch.setattr(report, 'time', types.SimpleNamespace(
-        time=lambda: quiet.START + clock.now))
+        monotonic=lambda: quiet.START + clock.now))
     return clock
 
 
@@ -163,3 +167,83 @@ def test_nothing_is_written_without_a_model_dir(tmp_path):
 def test_tensorflow_comes_without_keras():
     """It would take a third of the start on TensorFlow 2.21; these tests import console, too."""
     assert 'tensorflow' in sys.modules and 'keras' not in sys.modules
+
+
+@pytest.mark.parametrize('message', [
+    "No OpKernel was registered to support Op 'Inv' used by {{node a}}with: [T=DT_HALF]",
+    "No registered 'Inv' OpKernel for 'CPU' devices compatible with node {{node a}}\n\t "
+    "(OpKernel was found) Requested Attributes: T=DT_HALF, _device=\"/job:worker\"\n"])
+def test_a_type_that_tensorflow_lacks(programs, tmp_path, message):
+    """One line, not the trace of what happened to meet it first."""
+    path = tmp_path / 'program.py'
+    path.write_text('from tfdist.start import console\n\n\ndef main(_):\n'
+                    f'    raise ValueError({message!r})\n\n\nconsole.run(main)\n')
+    run = programs.start([sys.executable, path], env={'PYTHONPATH': str(ROOT)})
+    run.fails('^This version of TensorFlow has no Inv for half: use another type in the model')
+
+
+@pytest.fixture
+def given_up(monkeypatch):
+    """A function that runs a main function as a program does; returns the line of its end."""
+    class End(BaseException):
+        pass
+
+    def end(line, status):
+        assert status == 1, 'to start again does not help'
+        raise End(line)
+
+    def run(main):
+        with pytest.raises(End) as error, tf.Graph().as_default():
+            console.run(main)
+        return str(error.value)
+
+    monkeypatch.setattr(console, 'give_up', end)
+    monkeypatch.setattr(console.signal, 'getsignal', lambda _: None)
+    monkeypatch.setattr(console.app, 'run', lambda main, flags_parser: main([]))
+    return run
+
+
+@pytest.mark.parametrize('words', [
+    "NodeDef mentions attr 'debug_name' not in Op<name=VarHandleOp; signature= -> resource:reso",
+    "NodeDef missing attrs 'container', 'capacity' from Op<name=VarHandleOp; signature= -> handl"])
+def test_a_task_with_another_tensorflow(given_up, words):
+    """TensorFlow's words, shortened; see all of them in a run of both."""
+    def main(_):
+        raise tf.errors.InvalidArgumentError(
+            None, None, f"Graph execution error:\nNode: 'x'\n{words}\nAdditional GRPC error "
+            'information from remote target /job:ps/replica:0/task:3 while calling '
+            '/tensorflow.WorkerService/RegisterGraph:\n:UNKNOWN:Error received from peer')
+
+    assert given_up(main) == (
+        f'ps 3 runs another TensorFlow than this task, which runs {tf.__version__}: it does not '
+        'know VarHandleOp in this form. Give all tasks the same TensorFlow.')
+
+
+@pytest.mark.parametrize('resource', [False, True])
+def test_a_task_with_another_model(given_up, cluster, resource):
+    """The variables' own task is asked; another failure is told as before."""
+    def variables(size):
+        with tf.device('/job:ps/task:1'):
+            return [tf.get_variable(f'{name}_{resource}', shape, use_resource=resource)
+                    for name, shape in (('same', [2, 3]), ('other', [size, 1]))]
+
+    def session(worker):
+        return tf.Session(cluster.servers['worker', worker].target, config=cluster.config(worker))
+
+    def main(size):
+        made = variables(size)
+        padded = tf.stack([made[1], tf.zeros([size, 1])], name='padded')
+        failing = tf.verify_tensor_all_finite(made[1], 'not finite')
+        with session(1) as own:
+            own.run(failing if size == 5 else padded)
+
+    with tf.Graph().as_default():
+        made = variables(5)
+        with session(0) as first:
+            first.run(tf.global_variables_initializer())
+            assert given_up(lambda _: main(4)) == (
+                f'The variable other_{resource} has shape [5, 1] on ps 1, and shape [4, 1] in the '
+                'model of this task. Give all tasks the same model and the same flags.')
+            first.run(made[1].assign(np.full([5, 1], np.nan)))
+            line = given_up(lambda _: main(5))
+            assert 'not finite' in line and 'in an operation made by' in line

@@ -8,13 +8,16 @@ import threading
 
 from absl import flags
 from absl.testing import flagsaver
-from conftest import evaluate, load_program, ROOT
 import numpy as np
-from processes import (BEGINS, checkpoints, DID, EVALUATED, EXPORTED, PREPARED, Programs, RESUMES,
-                       STEP, Tasks, TEST, wait_until)
 import pytest
 import sklearn.datasets
 import tensorflow.compat.v1 as tf
+
+from tfdist.training import predict
+
+from conftest import evaluate, load_program, ROOT
+from processes import (BEGINS, checkpoints, DID, EVALUATED, EXPORTED, PREPARED, Programs, RESUMES,
+                       STEP, Tasks, TEST, wait_until)
 
 FOLDER = 'Distributed-MNIST'
 FLAGS = flags.FLAGS
@@ -67,7 +70,7 @@ def test_workers_read_their_own_files_only(prepared):
         if name.startswith('train') and int(name[6:11]) % 2 == 0:
             os.remove(os.path.join(directory, name))
     assert len(positions(prepared.model, 1, 2)[0]) == 750
-    with pytest.raises(SystemExit, match='train-00000-of-00006.tfrecord is missing or cut. Delete'):
+    with pytest.raises(SystemExit, match='00000-of-00006.tfrecord is missing or truncated. Delete'):
         prepared.model.train_batches(BATCH, 1, 0, 2)
 
 
@@ -149,7 +152,7 @@ def test_another_run_prepares_meanwhile(program, monkeypatch):
     (lambda path: os.remove(os.path.join(path, 'index.json')), 'no whole records of digits'),
     (lambda path: open(os.path.join(path, 'index.json'), 'w').close(), 'no whole records'),
     (lambda path: os.truncate(os.path.join(path, 'test-00000-of-00001.tfrecord'), 99),
-     'test-00000-of-00001.tfrecord is missing or cut'),
+     'test-00000-of-00001.tfrecord is missing or truncated'),
 ])
 def test_damaged_records(prepared, damage, complaint):
     damage(prepared.model.records_dir())
@@ -318,14 +321,14 @@ def written(path):
 
 def predictions_equal_the_evaluation(path, tested, records):
     """Asserts that the SavedModel's answers on the test set give the evaluator's figures."""
-    predict = load_program(FOLDER, 'predict')
     model = load_program(FOLDER, 'prepare_data').model
     FLAGS(['', records])
     with tf.Graph().as_default():
         images, labels = evaluate(model.test_set())
-    classes, probabilities = predict.Model(path)(images)
-    assert np.mean(classes == labels) == pytest.approx(float(tested['accuracy']), abs=6e-4)
-    losses = -np.log(probabilities[np.arange(len(labels)), labels])
+    answers = predict.Model(path)({'images': images})
+    accuracy = np.mean(answers['classes'] == labels)
+    assert accuracy == pytest.approx(float(tested['accuracy']), abs=6e-4)
+    losses = -np.log(answers['probabilities'][np.arange(len(labels)), labels])
     assert np.mean(losses) == pytest.approx(float(tested['loss']), abs=6e-4)
 
 
@@ -355,16 +358,7 @@ def test_synchronous_by_one_command_for_all(programs, records, tmp_path):
     _, _, chief, worker, evaluator = tasks
     assert [int(task.wait_for(DID)['local_steps']) for task in (chief, worker)] == [200, 200]
     assert chief.wait_for(TEST)['accuracy'] == evaluator.matches(EVALUATED)[-1]['accuracy']
-    # The next part of the test: what becomes of the model.
-    predictions = []
-    for name, images in ('images', np.zeros([2, 64])), ('turned', np.zeros([64, 2])):
-        np.save(str(tmp_path / f'{name}.npy'), images)
-        predictions.append(programs.start(
-            [*python('predict'), '--model_dir=model', f'--images={name}.npy'], cwd=tmp_path))
-    predictions[0].ends_well()
-    assert len(predictions[0].matches(r'image [01]: \d, probability 0\.\d{3}')) == 2
-    predictions[1].fails(
-        r'^--images=turned.npy cannot be used: its shape is \(64, 2\), not \[images, 64\]')
+    assert evaluator.wait_for(EXPORTED)['path'] == 'model/export/200'
 
 
 @pytest.mark.parametrize('program', ['evaluator'], indirect=True)
@@ -417,9 +411,9 @@ def test_moving_averages_are_evaluated_and_exported(programs, records):
     predictions_equal_the_evaluation(run.wait_for(EXPORTED)['path'], tested, records)
 
 
-def python(program='task'):
-    """Returns the command that starts a program of the folder."""
-    return [sys.executable, ROOT / FOLDER / f'{program}.py']
+def python():
+    """Returns the command that starts the program that is all of the folder's."""
+    return [sys.executable, ROOT / FOLDER / 'task.py']
 
 
 def test_what_is_wrong(programs, records):
@@ -430,8 +424,6 @@ def test_what_is_wrong(programs, records):
                   'no new checkpoint in none for 1 s'),
                  ('evaluator', [records, '--model_dir=/proc/below'],
                   '^--model_dir=/proc/below cannot be made'),
-                 ('predict', ['--images=x.npy'], '^--model_dir=None: nothing is exported there'),
-                 ('predict', ['--model_dir=model'], '^predict: give the --images'),
                  ('task', [], '^task: give --job_name, or a task in TF_CONFIG'),
                  ('task', ['--job_name=boss'],
                   'flag --job_name=boss: .*<ps\\|worker\\|evaluator>')]]

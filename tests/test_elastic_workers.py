@@ -3,14 +3,21 @@
 import json
 import re
 import signal
+import types
 
 from absl import flags
 from absl.testing import flagsaver
-from conftest import load_program, ROOT
-from processes import (BEGINS, checkpoints, DID, listens, MEMBER, RESUMES, STEP, TEST,
-                       wait_until)
 import pytest
-from tfdist.ports import free_ports
+
+from measuring import hosts
+from tfdist.cluster import awake_clock, keepalive, liveness
+from tfdist.start import console
+from tfdist.start.ports import free_ports
+from tfdist.start.quiet import tf
+
+from conftest import load_program, ROOT
+from processes import (BEGINS, checkpoints, DID, listens, LONELY, MEMBER, RESUMES, STEP, Tasks,
+                       TEST, wait_until)
 
 FOLDER = 'Elastic-Workers'
 SLOW = '--straggler=' + ','.join(f'{i}:0.02' for i in range(10))
@@ -23,6 +30,8 @@ def job(programs):
     That is what TFJob does with enableDynamicWorker.
     """
     addresses = [f'localhost:{port}' for port in free_ports(20)]
+    # As on another host: by a name that TensorFlow's server does not give itself.
+    addresses[2:] = [address.replace('localhost', '127.0.0.1') for address in addresses[2:]]
 
     def start(job, index, *flags, num_ps=1):
         mine = addresses[index + (2 if job == 'worker' else 0)]
@@ -84,7 +93,7 @@ def test_the_commands_of_the_readme(programs):
     worker.wait_for(STEP)
     worker.send(signal.SIGTERM)
     worker.ends_well()
-    run.wait_for(r'ps 0: worker 7 leaves, \d+ take part')
+    run.wait_for(r'ps 0: worker 7 leaves, \d+ workers? takes? part')
     assert (7, 'joins') in said(run)
     run.wait_for(STEP, len(run.matches(STEP)) + 1)
     run.send(signal.SIGTERM)
@@ -97,7 +106,7 @@ def test_a_worker_that_dies_is_counted_out_and_may_come_back(job):
     chief, victim = (job('worker', i, '--train_steps=1500') for i in (0, 1))
     victim.wait_for(STEP)
     victim.kill()
-    ps.wait_for(r'ps 0: worker 1 does not answer, 1 take part')
+    ps.wait_for(r'ps 0: worker 1 does not answer, 1 worker takes part')
     again = job('worker', 1, '--train_steps=1500')
     for task in again, chief, ps:
         task.ends_well()
@@ -119,6 +128,95 @@ def test_a_ps_comes_back(job, tmp_path):
         task.ends_well()
     assert workers[0].matches(TEST)
     assert sorted(said(ps)) == [(0, 'is done'), (0, 'joins'), (5, 'is done'), (5, 'joins')]
+
+
+@pytest.mark.thorough
+def test_between_hosts(programs, needs_hosts):
+    """Each task is on a host of its own, so none is on the localhost of another one."""
+    with hosts.Hosts(programs.directory, ['ps-0', 'worker-0', 'worker-1']) as network:
+        tasks = Tasks(programs, folder=FOLDER, python=network.python(), flags=[
+            '--train_steps=300', SLOW])
+        started = [tasks.start(*task) for task in (('ps', 0), ('worker', 0), ('worker', 1))]
+        for task in started:
+            task.ends_well()
+    ps, *workers = started
+    assert 300 <= sum(int(worker.wait_for(DID)['local_steps']) for worker in workers) <= 301
+    assert sorted(said(ps)) == [(0, 'is done'), (0, 'joins'), (1, 'is done'), (1, 'joins')]
+
+
+@pytest.mark.parametrize('comes', [False, True])
+def test_a_ps_whose_workers_have_gone_for_good(cluster, monkeypatch, capsys, comes):
+    """It ends, as nobody ever comes; or --patience_secs after the last one has answered."""
+    members = load_program(FOLDER, 'members')
+    flags.FLAGS([''])
+    now, answers_until = 0, 40 if comes else 0
+
+    def sleep(_):
+        nonlocal now
+        now += 1
+        assert now < 200, 'it waits for ever'
+
+    def give_up(line):
+        raise SystemExit(line)
+
+    monkeypatch.setattr(awake_clock, 'seconds', lambda: now)
+    monkeypatch.setattr(keepalive, 'begin', lambda: None)
+    monkeypatch.setattr(members, 'time', types.SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(liveness, 'silence',
+                        lambda address: 'refused' if now > answers_until else '')
+    monkeypatch.setattr(console, 'give_up', give_up)
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        cluster.spec, task_type='ps', task_id=0)
+    server = cluster.servers['ps', 0]
+    with tf.Graph().as_default(), flagsaver.flagsaver(patience_secs=30.):
+        if comes:
+            with tf.Session(server.target) as session:
+                session.run(members._queue(0).enqueue('3 localhost:1 joins'))
+        with pytest.raises(SystemExit, match='^ps 0: no worker answers, and none has said that it '
+                           r'is done\. Gave up after 30 s\.$'):
+            members.serve(server, resolver)
+    assert now == answers_until + 31
+    lines = capsys.readouterr().out.splitlines()
+    assert comes == ('ps 0: worker 3 does not answer, 0 workers take part' in lines)
+    assert sum(bool(LONELY.fullmatch(line)) for line in lines) == 2
+
+
+def test_a_ps_that_was_lost_before_the_end_hears_of_it(cluster):
+    """The worker's session knows only the ps that was there before."""
+    members = load_program(FOLDER, 'members')
+    spec = cluster.spec.as_dict()
+    spec['worker'] = {0: spec['worker'][0]}
+    member = members.Member(tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(spec), task_type='worker', task_id=0))
+
+    def lost(*_):
+        raise tf.errors.UnavailableError(None, None, 'Socket closed')
+
+    with tf.Graph().as_default() as graph:
+        member.begin()
+        heard = [members._queue(ps).dequeue() for ps in range(2)]
+        session = types.SimpleNamespace(run=lost, graph=graph, _config=cluster.config(0),
+                                        sess_str=cluster.servers['worker', 0].target)
+        member.is_done = True
+        member.end(session)
+        with tf.Session(session.sess_str, config=session._config) as another:
+            assert another.run(heard) == [f'0 {spec["worker"][0]} is done'.encode()] * 2
+
+
+@pytest.mark.thorough
+def test_a_ps_that_nobody_needs_any_more(job):
+    """Its worker was done before the ps was killed and started again; or died, and stays dead."""
+    ps = job('ps', 0)
+    job('worker', 0, '--train_steps=5').ends_well()
+    ps.ends_well()
+    again = job('ps', 0, '--patience_secs=12')
+    victim = job('worker', 0)
+    victim.wait_for(STEP)
+    victim.kill()
+    for ps in again, job('ps', 1, '--patience_secs=12'):
+        ps.wait_for(LONELY)
+        ps.fails(r'^ps \d: no worker answers, and none has said that it is done\. '
+                 r'Gave up after 12 s\.$')
 
 
 @pytest.mark.parametrize('value', ['1', '1:', 'one:0.5', '1:2', '1:-0.1', '1:nan', '1:0.5,2'])

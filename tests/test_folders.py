@@ -6,6 +6,7 @@ import re
 import shutil
 
 import pytest
+
 from processes import ROOT
 
 SEAM = 'Scheme'  # what the folders differ in
@@ -62,13 +63,13 @@ def differences(root):
 
 def test_copies_do_not_differ():
     compared, wrong = differences(ROOT)
-    # At least tfdist.py, run.sh twice, ps.py twice and main of nearly each.
+    # At least find_library.py, run.sh twice, ps.py twice and main of nearly each.
     assert compared > 6 * (len(folders(ROOT)) - 5) > 60
     assert not wrong, '\n'.join(wrong)
 
 
 def test_the_finder_of_the_library_is_the_same_in_all():
-    texts = {(folder / 'tfdist.py').read_bytes() for folder in folders(ROOT)}
+    texts = {(folder / 'find_library.py').read_bytes() for folder in folders(ROOT)}
     assert len(texts) == 1
 
 
@@ -84,7 +85,7 @@ def tree(tmp_path):
 @pytest.mark.parametrize('file, old, new, what', [
     ('run.sh', 'python=python', 'python=python3', 'how it finds Python'),
     ('run.sh', '--start-ps=1', '--start-ps=2', 'which says the same of itself'),
-    ('tfdist.py', 'sys.modules.pop', 'sys.modules.get', 'which says the same of itself'),
+    ('find_library.py', 'sys.exit', 'sys.exit ', 'which says the same of itself'),
     ('ps.py', 'not server.join()', 'no server.join()', 'main'),
     ('worker.py', 'progress.done()', 'progress.done( )', 'main'),
     ('model.py', 'an MLP of ReLUs', 'a net of ReLUs', 'which says the same of itself'),
@@ -119,8 +120,8 @@ def test_a_new_folder_is_found_by_itself(tree):
 
 def test_folders_are_thin():
     """A folder: at most 350 lines of programs; those with more of their own, what they need."""
-    more = {'Distributed-MNIST': 600, 'Multiple-GPUs-Single-Machine': 800,
-            'Parameter-Placement': 420, 'Ring-AllReduce': 380}
+    more = {'Distributed-MNIST': 660, 'Multiple-GPUs-Single-Machine': 860,
+            'Parameter-Placement': 470, 'Ring-AllReduce': 1150}
     for folder in folders(ROOT):
         lines = sum(len(path.read_text(encoding='utf-8').splitlines())
                     for path in [*folder.glob('*.py'), *folder.glob('*.sh')])

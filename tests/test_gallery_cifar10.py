@@ -4,10 +4,11 @@ import importlib
 
 from absl import flags
 from absl.testing import flagsaver
-from conftest import evaluate, load_program
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+
+from conftest import evaluate, load_program
 
 FLAGS = flags.FLAGS
 model = importlib.import_module('tfdist.gallery.cifar10')
@@ -161,7 +162,7 @@ def test_files_may_lie_in_the_directory_of_the_archive(tmp_path):
 @pytest.mark.parametrize('damage, complaint', [
     (lambda path: path.unlink(), 'cannot be read'),
     (lambda path: path.write_bytes(b''), 'cannot be read'),
-    (lambda path: path.write_bytes(path.read_bytes()[:-1]), 'is cut'),
+    (lambda path: path.write_bytes(path.read_bytes()[:-1]), 'is truncated'),
     (lambda path: path.write_bytes(b'\xff' * RECORD), 'not of the binary version'),
 ], ids=['missing', 'empty', 'cut', 'other'])
 def test_bad_files(tmp_path, damage, complaint):

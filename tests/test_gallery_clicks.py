@@ -6,12 +6,14 @@ import re
 from absl import flags
 from absl.testing import flagsaver
 import numpy as np
-import processes
 import pytest
 import sklearn.metrics
 import tensorflow.compat.v1 as tf
-from tfdist import graphs
-from tfdist.batches import failures
+
+from tfdist.data.batches import failures
+from tfdist.scheme import graphs
+
+import processes
 
 FLAGS = flags.FLAGS
 clicks = importlib.import_module('tfdist.gallery.clicks')
@@ -228,7 +230,7 @@ def test_a_damaged_line(criteo, name, damaged):
     assert str(error.value) == (
         f'The data cannot be read: assertion failed: [{criteo / name} has a line that is not in '
         'the format of Criteo: a label, 0 or 1, 13 numbers and 26 ids, with tabs in between: '
-        f'{begin}]. Mend them, or what the model reads them by.')
+        f'{begin}]. Repair the data, or the way the model reads them.')
 
 
 @pytest.mark.parametrize('folder, name', [

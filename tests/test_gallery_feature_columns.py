@@ -5,11 +5,12 @@ import os
 
 from absl import flags
 from absl.testing import flagsaver
-from conftest import evaluate
 import numpy as np
 import pytest
 import sklearn.metrics
 import tensorflow.compat.v1 as tf
+
+from conftest import evaluate
 
 FLAGS = flags.FLAGS
 columns = importlib.import_module('tfdist.gallery.feature_columns')

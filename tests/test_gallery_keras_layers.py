@@ -4,11 +4,13 @@ import importlib
 
 from absl import flags
 from absl.testing import flagsaver
-from conftest import digits, evaluate
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from tfdist import building, models
+
+from tfdist.model import building, model_file
+
+from conftest import digits, evaluate
 
 FLAGS = flags.FLAGS
 model = importlib.import_module('tfdist.gallery.keras_layers')
@@ -93,7 +95,8 @@ def test_modes():
     """In the test the figures of an image depend on no other, and none of its units is dropped."""
     images, labels, _, _ = digits()
     images, labels = images[:8], labels[:8]
-    network = building.Network(models.Model(model), [(tf.constant(images), tf.constant(labels))])
+    network = building.Network(model_file.Model(model),
+                               [(tf.constant(images), tf.constant(labels))])
     whole, _ = network.at_variables((tf.constant(images), tf.constant(labels)))
     alone = [network.at_variables((tf.constant(images[i:i + 1]), tf.constant(labels[i:i + 1])))[0]
              for i in range(8)]

@@ -4,10 +4,11 @@ import importlib
 
 from absl import flags
 from absl.testing import flagsaver
-from conftest import evaluate
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+
+from conftest import evaluate
 
 FLAGS = flags.FLAGS
 model = importlib.import_module('tfdist.gallery.lstm')

@@ -6,11 +6,13 @@ import os
 
 from absl import flags
 from absl.testing import flagsaver
-from conftest import evaluate
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from tfdist import datasets
+
+from tfdist.data import datasets
+
+from conftest import evaluate
 
 FLAGS = flags.FLAGS
 model = importlib.import_module('tfdist.gallery.mnist')

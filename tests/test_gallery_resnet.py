@@ -7,7 +7,8 @@ from absl.testing import flagsaver
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from tfdist import datasets
+
+from tfdist.data import datasets
 
 FLAGS = flags.FLAGS
 model = importlib.import_module('tfdist.gallery.resnet')

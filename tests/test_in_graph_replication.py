@@ -8,13 +8,15 @@ import types
 
 from absl import flags
 from absl.testing import flagsaver
-from conftest import digits, load_program
 import numpy as np
-from processes import BEGINS, DID, RESUMES, STEP, Tasks, TEST
 import pytest
 import tensorflow.compat.v1 as tf
-from tfdist import building
-from tfdist.toy import Problem
+
+from tfdist.model import building
+from tfdist.scheme.toy import Problem
+
+from conftest import digits, load_program
+from processes import BEGINS, DID, RESUMES, STEP, Tasks, TEST
 
 FOLDER = 'In-Graph-Replication'
 

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import tempfile
 
-import processes
-from processes import EVALUATED, PREPARED, ROOT, STEP, TEST
 import psutil
 import pytest
-from tfdist.ports import free_ports
+
+from tfdist.start.ports import free_ports
+
+import processes
+from processes import EVALUATED, PREPARED, ROOT, STEP, TEST
 
 ENDLESS = ['--train_steps=1000000', '--log_every_n_steps=2', '--straggler=0:0.05,1:0.05']
 OTHER_USER = 65534
@@ -119,10 +121,10 @@ def start_script(programs, request):
     with tempfile.TemporaryDirectory() as directory:  # pytest's own are closed to other users
         project = pathlib.Path(directory, 'Ring-AllReduce')
         project.mkdir()
-        for file in 'run.sh', 'tfdist.py':
+        for file in 'run.sh', 'find_library.py':
             shutil.copy(str(ROOT / 'Ring-AllReduce' / file), str(project))  # it has no ps
         shutil.copytree(str(ROOT / 'tfdist'), str(project.parent / 'tfdist'),
-                        ignore=shutil.ignore_patterns('__pycache__'))
+                        ignore=shutil.ignore_patterns('*.pyc.*'))
         (project / 'interpreter').write_text(
             f'#!/bin/sh\ncase $1 in */worker.py) exec sh "$@";; *) exec {python} "$@";; esac\n')
         (project / 'interpreter').chmod(0o755)
@@ -180,7 +182,7 @@ def test_a_tool_is_missing(programs, tmp_path, tools, missing):
         (tmp_path / tool).symlink_to(shutil.which('true'))
     run = programs.start([shutil.which('bash'), ROOT / 'HogWild' / 'run.sh'],
                          env={'PATH': str(tmp_path), 'LOCAL_ONLY': '1', 'PYTHON': sys.executable})
-    run.fails(f'^run.sh: LOCAL_ONLY=1 needs Linux and its command {missing}, which is not here$')
+    run.fails(f'^run.sh: LOCAL_ONLY=1 needs Linux and its command {missing}, which is missing$')
     assert not run.out
 
 
@@ -189,5 +191,5 @@ def test_a_system_that_forbids_it(programs):
     """In a user namespace the limits are its own, and may be set."""
     forbid = 'for kind in user net; do echo 0 >/proc/sys/user/max_${kind}_namespaces; done; "$@"'
     run = start(programs, 'HogWild', prefix=[*ROOTLESS, 'bash', '-c', forbid, '-'], LOCAL_ONLY='1')
-    run.fails(r'^run.sh: LOCAL_ONLY=1: this system lets you make no network of your own \(unshare')
+    run.fails(r'^run.sh: LOCAL_ONLY=1: this system does not let you make a network \(unshare')
     assert not run.out

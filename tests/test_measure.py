@@ -4,15 +4,13 @@ import re
 import sys
 import types
 
-from conftest import ROOT
 import pytest
 
-sys.path.append(str(ROOT / 'Comparison'))
+from measuring import readmes, runs
 
-import bench  # noqa: E402
-import measure  # noqa: E402
-import readmes  # noqa: E402
-import runs  # noqa: E402
+import bench
+from conftest import ROOT
+import measure
 
 README = """# AGN
 
@@ -109,6 +107,26 @@ def test_rows_are_replaced():
 
 def test_nothing_new_changes_nothing():
     assert readmes.renewed(README, lambda _: None) == (README, [])
+
+
+def test_tables_on_a_terminal():
+    """Columns are aligned, and have neither links nor bars; what is no table stays."""
+    text = ('Before | this\n\n|  | rate | note | none |\n| --- | ---: | --- | --- |\n'
+            '| [AGN](../AGN/) (mean) | **7,291** | yes |  |\n| ± | 9 |  |  |\n\nAfter [it](it)\n')
+    assert readmes.for_terminal(text, 80) == (
+        'Before | this\n\n             rate  note\n----------  -----  ----\n'
+        'AGN (mean)  7,291  yes\n±               9\n\nAfter [it](it)\n')
+    assert readmes.for_terminal(text, 20).split('\n\n')[1:3] == [
+        '             rate\n----------  -----\nAGN (mean)  7,291\n±               9',
+        '            note\n----------  ----\nAGN (mean)  yes\n±']
+
+
+@pytest.mark.parametrize('is_terminal', [True, False])
+def test_what_is_printed_depends_on_who_reads(is_terminal, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, 'isatty', lambda: is_terminal)
+    readmes.show('| a | b |\n|---|---|\n| [c](d) | e |')
+    assert capsys.readouterr().out == (
+        'a  b\n-  -\nc  e\n' if is_terminal else '| a | b |\n|---|---|\n| [c](d) | e |\n')
 
 
 def test_the_date_and_the_machine():
@@ -219,6 +237,26 @@ def test_each_row_of_a_readme_has_its_command(page, capsys):
             assert {case for row in rows for case in cases if row.startswith(f'{case}, ')} == set(
                 cases)
             assert all(row.startswith(tuple(cases)) for row in rows)
+
+
+def test_a_target_that_is_missed_is_marked():
+    """By what the table shows, of a number or of another figure, which is measured with it."""
+    own, other = 'Synchronous-SGD, steps/s', 'HogWild, 2 workers, steps/s per worker'
+
+    def target(values, others):
+        row, = bench.rows({own: values, other: others}, {'Synchronous-SGD': None})
+        return row['target']
+
+    words = bench.TARGETS[own]
+    assert target([500, 600, 700], [590, 590, 650]) == words
+    assert target([500, 600, 700], [590, 610, 800]) == f'missed: {words}'
+    assert target([380, 390, 700], [300, 300, 300]) == f'missed: {words}'
+    assert target([399.99], [300]) == words, 'it is shown as 400'
+    assert set(bench.with_references({'Synchronous-SGD': None})) == {
+        'Synchronous-SGD', 'HogWild, 2 workers'}
+    figures = [*bench.TARGETS, *bench.REFERENCES.values()]
+    assert all(bench.case_of(figure) in bench.CASES for figure in figures)
+    assert all(bench.bounds(figure) for figure in bench.TARGETS)
 
 
 def test_there_are_such_readmes():

@@ -2,12 +2,14 @@
 
 from absl import flags
 from absl.testing import flagsaver
-from conftest import digits, evaluate, load_program
 import numpy as np
 import pytest
 import sklearn.datasets
 import tensorflow.compat.v1 as tf
-from tfdist import datasets
+
+from tfdist.data import datasets
+
+from conftest import digits, evaluate, load_program
 
 FLAGS = flags.FLAGS
 model = load_program('HogWild', 'model')

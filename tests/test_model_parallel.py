@@ -7,12 +7,13 @@ import types
 
 from absl import flags
 from absl.testing import flagsaver
-from conftest import digits, load_program
 import numpy as np
-from processes import (BEGINS, checkpoints, KEEPS, RESUMES, SENDS, STEP, Tasks, TEST,
-                       wait_until)
 import pytest
 import tensorflow.compat.v1 as tf
+
+from conftest import digits, load_program
+from processes import (BEGINS, checkpoints, KEEPS, RESUMES, SENDS, STEP, Tasks, TEST,
+                       wait_until)
 
 FOLDER = 'Model-Parallel'
 CHIEF = '/job:worker/task:3'  # a stand-in: the fixture's cluster has none

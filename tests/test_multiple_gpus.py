@@ -4,21 +4,27 @@ import functools
 import io
 import re
 import tarfile
+import sys
 import threading
 import time
 import types
 
 from absl import flags
 from absl.testing import flagsaver
-from conftest import load_program
 import numpy as np
-from processes import DEVICES, DID, RESUMES, STEP, TEST, wait_until
 import psutil
 import pytest
 import tensorflow.compat.v1 as tf
-from tfdist import batches as pipelines, building, evaluation, graphs, models
-from tfdist.ports import free_ports
-from tfdist.traffic import Work
+
+from tfdist.data import batches as pipelines
+from tfdist.model import building, model_file
+from tfdist.scheme import graphs
+from tfdist.start.ports import free_ports
+from tfdist.training import evaluation
+from tfdist.training.traffic import Work
+
+from conftest import load_program
+from processes import DEVICES, DID, RESUMES, STEP, TEST, wait_until
 
 FOLDER = 'Multiple-GPUs-Single-Machine'
 FLAGS = flags.FLAGS
@@ -42,8 +48,8 @@ def cpus(count):
 def made_of(loss_and_metrics, **others):
     """Returns the model of a function of a batch, and whether it is of training."""
     functions = dict({'train_batches': None, 'test_batches': None}, **others)
-    return models.Model(types.SimpleNamespace(__name__='made', loss_and_metrics=loss_and_metrics,
-                                              **functions))
+    return model_file.Model(types.SimpleNamespace(
+        __name__='made', loss_and_metrics=loss_and_metrics, **functions))
 
 
 def toy(m, training):
@@ -57,7 +63,7 @@ def build_towers(towers, model, batches, devices=None, placement=None, together=
     """Returns the global step, and the towers of some batches."""
     with tf.device('/device:CPU:0'):
         global_step = tf.train.get_or_create_global_step()
-        network = building.Network(model, batches, with_tables=False)
+        network = building.Network(model, batches, tables_stay_on_ps=False)
         networks = [network if together else network.again([batch]) for batch in batches]
         return global_step, towers.build_towers(networks, devices or cpus(len(batches)),
                                                 placement or towers.local_placement)
@@ -399,7 +405,7 @@ def test_devices(program, monkeypatch, gpus, asked, devices):
 
 def test_more_gpus_than_there_are(program, monkeypatch):
     monkeypatch.setattr(tf.config.experimental, 'list_physical_devices', lambda _: [None] * 2)
-    with pytest.raises(SystemExit, match='^--num_gpus=3, and this process sees 2') as error:
+    with pytest.raises(SystemExit, match='^--num_gpus=3, but this process sees 2') as error:
         program.find_devices(3)
     assert '\n' not in str(error.value)
 
@@ -451,7 +457,8 @@ def test_towers_take_different_batches_in_a_step(program):
 
 def test_summaries_are_of_the_last_tower_without_its_name(program):
     towers, _ = build(program, program.model, digits(program, 2, 4))
-    units = tf.get_collection(tf.GraphKeys.ACTIVATIONS, 'tower_1/dense')
+    units = [units for units in towers[-1].network.collected[-1][tf.GraphKeys.ACTIVATIONS]
+             if units.op.name.startswith('tower_1/dense')]
     with local_session() as session:
         text, losses, (units,) = session.run(
             [program.summarize(towers), [t.figures['loss'] for t in towers], units])
@@ -678,8 +685,8 @@ def sees(run, expected):
 def test_workers_see_one_gpu_each(programs):
     """Those that the user lists; the ps sees none. Towers see all of them."""
     run = programs.run_sh(FOLDER, '--train_steps=400', '--log_every_n_steps=20', MODE='workers',
-                          CUDA_VISIBLE_DEVICES='5,7')
-    towers = programs.run_sh(FOLDER, '--train_steps=1', '--gpus=5,7')
+                          CUDA_VISIBLE_DEVICES='5,7', PYTHON=sys.executable)
+    towers = programs.run_sh(FOLDER, '--train_steps=1', '--gpus=5,7', PYTHON=sys.executable)
     sees(run, [('ps.py', ''), ('worker.py', '5'), ('worker.py', '7')])
     sees(towers, [('towers.py', '5,7')])
     run.ends_well()
@@ -724,7 +731,7 @@ def test_what_is_wrong(programs, tmp_path):
     cases = [
         (programs.run_sh(FOLDER, MODE='gpus'), '^run.sh: MODE=gpus is none of towers, threads, wo'),
         (programs.run_sh(FOLDER, MODE='workers', WORKERS=3, CUDA_VISIBLE_DEVICES='0,1'),
-         '^run.sh: WORKERS=3, and there are 2 GPUs'),
+         '^run.sh: WORKERS=3, but there are 2 GPUs'),
         (programs.run_sh(FOLDER, '--learning_rate=1e30'), '^towers: the loss is .* at step'),
         (programs.run_sh(FOLDER, '--learning_rate=1e30', MODE='threads'), '^threads: the loss is'),
         (programs.run_sh(FOLDER, '--use_locking'), "Unknown command line flag 'use_locking'"),

@@ -4,17 +4,24 @@ import importlib
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import nbformat
+import pytest
+
+from tfdist.start import ports
+from tfdist.start.quiet import tf
 
 from conftest import ROOT
-import nbformat
 import notebooks
-from processes import Programs
-import pytest
-from tfdist.quiet import tf
+from processes import Programs, wait_until
 
 ALL = notebooks.notebooks()
 ALONE = [group[0] for group in notebooks.groups(ALL) if len(group) == 1]
@@ -83,9 +90,10 @@ def glossary():
 
 
 def copy(directory):
-    """Returns a copy of the folder, in which notebooks can be executed, beside the library."""
-    shutil.copytree(str(ROOT / 'tfdist'), str(directory / 'tfdist'),
-                    ignore=shutil.ignore_patterns('__pycache__'))
+    """Returns a copy of the folder, in which notebooks can be executed, beside what they use."""
+    for each in 'tfdist', 'HogWild':
+        shutil.copytree(str(ROOT / each), str(directory / each),
+                        ignore=shutil.ignore_patterns('__pycache__'))
     folder = directory / notebooks.FOLDER.name
     shutil.copytree(str(notebooks.FOLDER), str(folder), ignore=shutil.ignore_patterns(
         '__pycache__', '.ipynb_checkpoints', 'cluster.json'))
@@ -210,13 +218,72 @@ def test_links(path):
     assert LINK.search(end), 'it ends with what to read next'
 
 
+@pytest.fixture
+def jupyter(programs, tmp_path):
+    """What `make notebooks` serves: a function of a path that returns its status and its address.
+
+    The environment that it runs in is that of the tests.
+    """
+    python = tmp_path / 'venv' / 'bin' / 'python'
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / 'venv' / 'installed').touch()
+    port, = ports.free_ports(1)
+    root = f'http://127.0.0.1:{port}'
+    run = programs.start(['make', '-C', ROOT, 'notebooks', f'VENV={tmp_path / "venv"}',
+                          f'ARGS=--no-browser --ip=127.0.0.1 --port={port} '
+                          '--NotebookApp.token= --ServerApp.token='], env={'HOME': str(tmp_path)})
+
+    def get(path):
+        request = urllib.request.Request(root + urllib.parse.quote(path), headers={'Referer': root})
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, answer.geturl()[len(root):]
+        except urllib.error.HTTPError as error:
+            return error.code, path
+
+    def listens():
+        with socket.socket() as probe:
+            return not probe.connect_ex(('127.0.0.1', port))
+
+    wait_until(lambda: listens() or not run.running, 'Jupyter does not listen:', run)
+    assert run.running, str(run)
+    yield get
+    run.end()
+
+
+def test_make_notebooks_serves_what_the_notebooks_link_to(jupyter):
+    assert jupyter('/') == (200, '/tree/Basics-Tutorial'), 'the page that opens'
+    assert jupyter('/files/Basics-Tutorial/none.md')[0] == 404
+    linked = {(path.parent / target).resolve() for path in ALL
+              for target, _ in LINK.findall(text_of(notebooks.read(path).cells)) if target}
+    assert any(notebooks.FOLDER not in path.parents for path in linked)
+    missing = [path for path in linked if jupyter(f'/files/{path.relative_to(ROOT)}')[0] != 200]
+    assert not missing
+
+
 @pytest.mark.parametrize('group', notebooks.groups(ALL), ids=lambda group: name_of(group[0]))
 def test_exercises(group):
     text = ''.join(text_of(notebooks.read(path).cells) for path in group)
     assert '## Exercises' in text and '## Next' in text
-    solutions = re.findall(r'<details>\n<summary>Solution</summary>\n\n.+?\n\n</details>', text,
-                           re.DOTALL)
+    # In Jupyter 6 there is no triangle: the words say that it opens.
+    solutions = re.findall(r'<details>\n<summary><b>Solution</b> \(click to open\)</summary>\n\n'
+                           r'.+?\n\n</details>', text, re.DOTALL)
     assert len(solutions) >= 2 and len(solutions) == text.count('<details>')
+
+
+def test_the_last_step_to_a_program_meets_each_distributed_line():
+    """What it shows is worker.py as it is, with the number of a section beside each such line."""
+    path = notebooks.FOLDER / 'From-Loop-to-Worker.ipynb'
+    shown = ''.join(output.get('text', '') for output in outputs_of(path))
+    sections_of_it = re.findall(r'(?m)^## (\d+)\. ', text_of(notebooks.read(path).cells))
+    program = (ROOT / 'HogWild' / 'worker.py').read_text(encoding='utf-8')
+    lines = re.findall(r'(?m)^ *# Distributed: .*$', program)
+    assert len(lines) >= 6
+    for line in lines:
+        found = re.search(rf'(?m)^ *(\d+) {re.escape(line)}$', shown)
+        assert found and found[1] in sections_of_it, line
 
 
 def test_both_workers_are_one_program():

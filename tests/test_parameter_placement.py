@@ -8,12 +8,15 @@ import types
 
 from absl import flags
 from absl.testing import flagsaver
-from conftest import digits, load_program
 import numpy as np
-from processes import KEEPS, RESUMES, SENDS, TEST
 import pytest
 import tensorflow.compat.v1 as tf
-from tfdist.toy import Problem
+
+from tfdist.model import model_file
+from tfdist.scheme.toy import Problem
+
+from conftest import digits, load_program
+from processes import KEEPS, RESUMES, SENDS, TEST
 
 FOLDER = 'Parameter-Placement'
 STRATEGIES = ['round_robin', 'greedy', 'partitioned', 'fused']
@@ -173,7 +176,8 @@ def test_strategies_learn_the_same(program, cluster):
         np.testing.assert_allclose(losses[strategy], losses['greedy'], rtol=1e-5)
 
 
-@pytest.mark.parametrize('strategy, tensors', [('greedy', 100), ('fused', 2)])
+@pytest.mark.parametrize('strategy, tensors', [
+    pytest.param('greedy', 100, marks=pytest.mark.thorough), ('fused', 2)])
 def test_tensors_that_travel(program, cluster, strategy, tensors):
     """The deep network: all its bytes go there and back; fused, in one tensor for each ps."""
     _, variables, traces = run_network(program, cluster, strategy, 'deep', traced=5)
@@ -205,8 +209,9 @@ def test_what_is_not_trained_stays_as_the_network_made_it(program, cluster):
             mean = tf.get_variable('mean', [3], trainable=False)
             return tf.reduce_sum((tf.get_variable('weights', [3]) + mean) * batch), {}
 
-        patch.setattr(program, 'model', types.SimpleNamespace(
-            loss_and_metrics=loss_and_metrics, train_batches=lambda *_: [tf.ones([3])]))
+        patch.setattr(program, 'model', model_file.Model(types.SimpleNamespace(
+            __name__='toy', loss_and_metrics=loss_and_metrics, test_set=None,
+            train_batches=lambda *_: [tf.ones([3])])))
         network = program.Placed([tf.ones([3])], 0, cluster.spec, WORKER)
         assert [v.op.name for v in network.variables] == ['weights']
         assert [v.op.name for v in tf.global_variables()] == ['network/mean', 'weights']

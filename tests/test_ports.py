@@ -5,8 +5,10 @@ import subprocess
 import sys
 
 import pytest
+
+from tfdist.start import ports
+
 from processes import ROOT
-from tfdist import ports
 
 ALL = 22768  # from 10000 to 32767
 
@@ -37,7 +39,7 @@ def test_a_port_in_use_is_not_chosen(monkeypatch):
 def test_another_process_does_not_get_them(monkeypatch):
     mine = ports.free_ports(3)
     other = ('import random, sys; random.sample = lambda *_: [*map(int, sys.argv[1:])];'
-             'from tfdist import ports; print(ports.free_ports(1))')
+             'from tfdist.start import ports; print(ports.free_ports(1))')
     monkeypatch.chdir(ROOT)
     done = subprocess.run([sys.executable, '-c', other, *map(str, mine), '0'], check=False,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)

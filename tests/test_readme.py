@@ -4,13 +4,16 @@ import collections
 import itertools
 import re
 import shutil
+import statistics
 import types
 
-from conftest import load_program
-from processes import DID, ROOT, TEST
 import pytest
-from tfdist import building, models
-from tfdist.quiet import tf
+
+from tfdist.model import building, model_file
+from tfdist.start.quiet import tf
+
+from conftest import load_program
+from processes import DID, examples, ROOT, TEST
 
 PAGES = sorted(ROOT.glob('docs/*.md'))
 CLUSTERS = sorted(ROOT.glob('Clusters/*/README.md'))
@@ -46,9 +49,10 @@ def anchors(readme):
     return set(headings)
 
 
-@pytest.mark.parametrize('readme', READMES, ids=name_of)
+@pytest.mark.parametrize('readme', sorted({*READMES, *ROOT.glob('[!.]*/**/*.md'),
+                                           *ROOT.glob('*.md')}), ids=name_of)
 def test_links(readme):
-    """Those within the repository, and the headings that they lead to."""
+    """Those within the repository, and the headings that they lead to, in all that is written."""
     for target in re.findall(r'\]\(([^)]+)\)', text_of(readme)):
         if '://' in target:
             continue
@@ -66,9 +70,10 @@ def test_each_page_is_led_to(page):
     pages, found = [ROOT / 'README.md'], {ROOT / 'README.md'}
     while pages:
         here = pages.pop()
-        for target in re.findall(r'\]\(([^)#]+\.md)\b', text_of(here)):
+        for target in re.findall(r'\]\((?!http)([^)#]+(?:\.md\b|/(?=[)#])))', text_of(here)):
             path = (here.parent / target).resolve()
-            if path not in found:
+            path = path / 'README.md' if path.is_dir() else path
+            if path not in found and path.exists():
                 found.add(path)
                 pages.append(path)
     assert page in found
@@ -78,10 +83,10 @@ def test_each_page_is_led_to(page):
 def test_flags(readme):
     """Each flag in the text is a flag of a program: in a folder of that folder, or of all."""
     is_example = (readme.parent / 'model.py').exists()
-    places = ([f'{readme.parent.name}/*.py', 'tfdist/*.py', 'Comparison/measure.py',
+    places = ([f'{readme.parent.name}/*.py', 'tfdist/*/*.py', 'Comparison/measure.py',
                'Comparison/bench.py', 'Simulation/claims.py', 'Simulation/study.py',
                'Simulation/simulate.py']
-              if is_example else ['[!.]*/*.py', 'Clusters/*/*.py'])
+              if is_example else ['[!.]*/*.py', 'tfdist/*/*.py', 'Clusters/*/*.py'])
     code = ''.join(text_of(path) for place in places for path in ROOT.glob(place))
     known = set(re.findall(r"(?:DEFINE_\w+\(\s*'|add_argument\('--)([\w-]+)'", code))
     named = set(re.findall(r'(?<![\w-])--(?:no(?=use_))?([a-z][\w-]*)', text_of(readme)))
@@ -102,10 +107,34 @@ def test_names_of_the_code(readme):
         assert any((place / path).is_file() for place in places), path
     for span in spans:
         for module, name in re.findall(r'(?<![\w./])(\w+)\.(\w+)', span):
-            path = ROOT / 'tfdist' / f'{module}.py'
-            if path.exists() and name not in ('py', 'json'):
+            for path in ROOT.glob(f'tfdist/*/{module}.py'):
+                if name in ('py', 'json', 'yaml', 'npz'):
+                    continue
                 assert re.search(rf'^ *(?:def|class) {name}\b|^{name} =', text_of(path),
                                  re.MULTILINE), span
+
+
+def prose(readme):
+    """Returns the words of a page, but for code, tables, headings and what is folded."""
+    text = re.sub(r'```.*?```|<details>.*?</details>', '', text_of(readme), flags=re.DOTALL)
+    return ' '.join(line for line in text.splitlines()
+                    if not line.startswith(('|', '    ', '#', '![', '<!--'))).split()
+
+
+def test_the_front_page_is_short():
+    assert len(text_of(ROOT / 'README.md').splitlines()) <= 150
+
+
+@pytest.mark.parametrize('readme', sorted(
+    path.parent / 'README.md' for path in ROOT.glob('*/model.py')), ids=name_of)
+def test_a_folder_is_read_in_five_minutes(readme):
+    assert len(prose(readme)) <= 1000
+
+
+@pytest.mark.parametrize('page', [ROOT / 'README.md', ROOT / 'docs' / 'schemes.md'], ids=name_of)
+def test_each_folder_is_on_the_map_and_in_the_table(page):
+    missing = [folder for folder in examples() if f'[{folder}](' not in text_of(page)]
+    assert not missing, f'add a line to {page.name} for each of them'
 
 
 def opens_ports(folder):
@@ -141,7 +170,7 @@ def copied(folder, project):
     """Copies a folder and the library into a project; returns the path of the folder there."""
     for name in folder, 'tfdist':
         shutil.copytree(str(ROOT / name), str(project / name),
-                        ignore=shutil.ignore_patterns('__pycache__'))
+                        ignore=shutil.ignore_patterns('*.pyc.*'))
     return project / folder
 
 
@@ -210,8 +239,8 @@ def mistakes():
     changes = [
         (units, '    tf.get_variable("n", [], tf.int32, tf.zeros_initializer())\n' + units),
         (units, '    tf.get_variable("left_out", [])\n' + units),
-        (units, '    tf.get_variable(f"n_{len(tf.global_variables())}", [], trainable=False)\n'
-         + units),
+        (units, '    loss_and_metrics.calls = getattr(loss_and_metrics, "calls", 0) + 1\n'
+         '    tf.get_variable(f"n{loss_and_metrics.calls}", [], trainable=False)\n' + units),
         (function, keeps + '    batch = layer(batch[0]), batch[1]\n'),
         (function, 'tf.get_variable("early", [])\n\n\n' + function),
         (units, '    return tf.reduce_mean(points), {}\n' + units),
@@ -235,7 +264,7 @@ def test_what_is_said_of_a_model_with_a_mistake(said, change):
     with pytest.raises(complaints) as raised, tf.Graph().as_default():
         model = model_from(change[1].join(source.rsplit(change[0], 1)))
         global_step = tf.train.get_or_create_global_step()
-        network = building.Network(models.Model(model), model.train_batches(10, 2))
+        network = building.Network(model_file.Model(model), model.train_batches(10, 2))
         worker.Scheme(network, global_step, hparams, 0, 1)
     form = '.*'.join(map(re.escape, words.split('...')))
     assert re.search(form, f'{raised.type.__name__}: {raised.value}', re.IGNORECASE)
@@ -254,3 +283,17 @@ def test_a_scheme_driven_by_hand(programs, tmp_path):
         run = programs.task('by_hand', folder=place)
         assert run.wait() == 0 and run.out == output.splitlines(), str(run)
     assert len(outputs) == 2
+
+
+@pytest.mark.skipif(not tf.__version__.startswith('1.'), reason='tables are of TensorFlow 1.15')
+def test_a_row_comes_out_as_it_is_written(programs):
+    """One process is deterministic by its seed, up to an image of the 297 on another machine."""
+    flags = '--train_steps=500', '--batch_size=64', '--learning_rate=0.5'
+    row, = re.findall(rf'^\| Non-Distributed-Setup \|[^|]*\| `{" ".join(flags)}` \|.*$', text_of(
+        ROOT / 'Synchronous-SGD-different-learning-rates' / 'README.md'), re.MULTILINE)
+    written, spread = map(float, re.search(r'(0\.\d+) ± (0\.\d+)', row).groups())
+    runs = [programs.run_sh('Non-Distributed-Setup', *flags, f'--seed={seed}') for seed in (1, 2)]
+    accuracies = [float(run.wait_for(TEST)['accuracy']) for run in runs]
+    assert [run.wait() for run in runs] == [0, 0]
+    assert statistics.mean(accuracies) == pytest.approx(written, abs=1 / 297)
+    assert statistics.stdev(accuracies) == pytest.approx(spread, abs=1 / 297)

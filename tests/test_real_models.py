@@ -9,8 +9,9 @@ import re
 import shutil
 import statistics
 
-from processes import ROOT, STEP, TEST
 import pytest
+
+from processes import ROOT, STEP, TEST
 
 HELPERS = """
 import numpy as np
@@ -182,7 +183,7 @@ def run(programs, tmp_path):
         for name in folder, 'tfdist':
             if (ROOT / name).exists():
                 shutil.copytree(str(ROOT / name), str(tmp_path / name),
-                                ignore=shutil.ignore_patterns('__pycache__'))
+                                ignore=shutil.ignore_patterns('*.pyc.*'))
         (tmp_path / folder / 'model.py').write_text(text)
         program = programs.run_sh(tmp_path / folder, '--log_every_n_steps=10', *flags, **env)
         program.ends_well()

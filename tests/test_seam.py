@@ -11,13 +11,17 @@ import signal
 import types
 
 from absl import flags
-from conftest import load_program, ROOT
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from tfdist import liveness, problem, seam
-from tfdist.toy import Problem
-from tfdist.seam import feed
+
+from tfdist.cluster import liveness
+from tfdist.data import problem
+from tfdist.scheme import seam
+from tfdist.scheme.seam import feed
+from tfdist.scheme.toy import Problem
+
+from conftest import load_program, ROOT
 
 FOLDERS = sorted(path.parent.name for path in ROOT.glob('*/worker.py')
                  if 'class Scheme(' in path.read_text(encoding='utf-8'))
@@ -53,7 +57,7 @@ def defaults(folder, **changes):
 
 def is_together(scheme):
     """Returns whether all workers take each step together."""
-    return scheme.complete is not None or hasattr(scheme, 'sums')
+    return scheme.complete is not None or scheme.sums
 
 
 # In a session without servers.
@@ -70,7 +74,7 @@ class Player:
     """
 
     def __init__(self, folder, ms=(0.,), start=(8.,), dtypes=(tf.float32,), num_schemes=1,
-                 squares=None, **changes):
+                 squares=None, its_recipe=None, **changes):
         """Makes the graph.
 
         Args:
@@ -81,6 +85,7 @@ class Player:
           num_schemes: int, how many schemes to make.
           squares: function of the variables' values that returns those whose half squares are the
             loss; by default the values themselves.
+          its_recipe: `recipe.Recipe`, or None.
           **changes: of the hyperparameters.
         """
         program = load_program(folder)
@@ -93,8 +98,9 @@ class Player:
                 for i, value in enumerate(start)]
             self._played = tf.placeholder_with_default(tf.constant(ms[0], tf.float32), [])
             self.schemes = [
-                program.Scheme(Problem(functools.partial(self._loss_at, m), self.variables),
-                               global_step, hparams, i, len(ms))
+                program.Scheme(
+                    Problem(functools.partial(self._loss_at, m), self.variables, its_recipe),
+                    global_step, hparams, i, len(ms))
                 for i, m in enumerate([self._played, *ms[1:num_schemes]])]
             self.scheme = self.schemes[0]
             self.state = tf.global_variables()
@@ -156,9 +162,9 @@ class Player:
         fed = feed(scheme.pull + scheme.pushed, pulled + pushed)
         stamp = pulled[0] if stamp is None else stamp
         fed.update(feed(scheme.stamps, [stamp] * len(scheme.stamps)))
-        if hasattr(scheme, 'sums'):
+        if scheme.sums:
             fed.update(feed(scheme.sums, sums or pushed))
-        if hasattr(scheme, 'gate'):
+        if scheme.gate:
             fed[scheme.gate.worker] = worker
         self._put(worker)
         result = self.session.run(scheme.push, fed)
@@ -175,7 +181,7 @@ class Player:
         """All workers take a step together; returns the figures of each."""
         pulled = self.pull()
         computed = [self.compute(worker, pulled) for worker in range(len(self.own))]
-        if hasattr(self.scheme, 'sums'):  # each has a center of its own: they are all the same
+        if self.scheme.sums:  # each has a center of its own: they are all the same
             sums = [sum(parts) for parts in zip(*[pushed for pushed, _ in computed])]
             pushes = [self.push(0, pulled, computed[0][0], sums=sums)] * len(self.own)
         else:
@@ -279,7 +285,7 @@ def test_each_part_does_its_own(player, folder, changes):
     for value, same in zip(before, state):
         assert (value == same).all()
     played.ran = 0
-    given = scheme.pull + scheme.pushed + scheme.stamps + getattr(scheme, 'sums', [])
+    given = scheme.pull + scheme.pushed + scheme.stamps + scheme.sums
     assert 'PyFunc' in {op.type for op in needed(scheme.train_op, [])}
     assert 'PyFunc' not in {op.type for op in needed(scheme.push, given)}
     played.push(1, pulled, pushed)
@@ -442,7 +448,7 @@ def flat(values):
 
 
 def test_all_schemes_have_a_rule():
-    assert sorted(RULES) == FOLDERS
+    assert sorted(RULES) == FOLDERS, 'RULES, above, is to have the rule of each scheme'
 
 
 @pytest.mark.parametrize('folder, changes', ONE_BY_ONE)
@@ -648,7 +654,7 @@ def test_an_integer_that_is_trained(folder, monkeypatch):
     cluster_spec = tf.train.ClusterSpec({'ps': ['localhost:1'], 'worker': ['localhost:2']})
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         cluster_spec, task_type='worker', task_id=0)
-    monkeypatch.setattr(program.cluster, 'resolve', lambda *args, **kwargs: resolver)
+    monkeypatch.setattr(program.membership, 'resolve', lambda *args, **kwargs: resolver)
     monkeypatch.setattr(program.model, 'loss_and_metrics', counts)
     if folder == 'Distributed-MNIST':  # its examples are to be prepared
         monkeypatch.setattr(program.model, 'train_batches', problem.train_batches)

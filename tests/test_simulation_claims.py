@@ -1,14 +1,14 @@
-"""What papers claim: the table says what the results say, and each verdict can be another one."""
+"""What papers claim: the pages say what the results say, and each verdict can be another one."""
 
 import re
 import subprocess
 import sys
 
-from conftest import ROOT
 import pytest
 
+from conftest import ROOT
+
 SIMULATION = ROOT / 'Simulation'
-sys.path.append(str(SIMULATION))
 
 import claims  # noqa: E402
 import experiments  # noqa: E402
@@ -22,11 +22,12 @@ def table():
     return experiments.Table(claims.RESULTS / 'claims.csv', papers.COLUMNS)
 
 
-def test_the_table_says_what_the_results_say(table):
+def test_the_pages_say_what_the_results_say(table):
     judged = claims.judge(papers.CLAIMS, table)
     assert list(judged) == papers.CLAIMS, 'all of them are simulated'
     text = claims.README.read_text(encoding='utf-8')
-    assert claims.lines_of(judged) in text
+    assert claims.verdicts_of(judged) in text
+    assert claims.figures_of(judged) in claims.PAGE.read_text(encoding='utf-8')
     assert len(re.findall(r'\| ({}) \|'.format('|'.join(papers.VERDICTS)), text)) == len(NAMES)
 
 
@@ -129,7 +130,7 @@ def test_it_goes_on_from_where_it_was(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(papers, 'CLAIMS', [Small])
     monkeypatch.setattr(experiments, 'Scheme', Pretended)
     monkeypatch.setattr(Pretended, 'simulated', 0)
-    before = claims.README.read_bytes()
+    before = claims.README.read_bytes(), claims.PAGE.read_bytes()
     csv = tmp_path / 'claims.csv'
     for expected in 6, 2, 0:
         claims.main(['--claims', f'--results_dir={tmp_path}'])
@@ -141,7 +142,8 @@ def test_it_goes_on_from_where_it_was(tmp_path, monkeypatch, capsys):
         assert len(lines) == 7
         if expected == 6:
             csv.write_text(''.join(lines[:5]), encoding='utf-8')
-    assert claims.README.read_bytes() == before, 'only the results of the folder are told there'
+    assert (claims.README.read_bytes(), claims.PAGE.read_bytes()) == before, (
+        'only the results of the folder are told there')
 
 
 @pytest.mark.parametrize('arguments, complaint', [

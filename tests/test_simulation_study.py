@@ -6,17 +6,15 @@ import re
 import subprocess
 import sys
 
-from conftest import ROOT
 import pytest
 
-sys.path.append(str(ROOT / 'Simulation'))
-
-import experiments  # noqa: E402
-import schemes  # noqa: E402
-import study  # noqa: E402
-import study_cases  # noqa: E402
-import study_plots  # noqa: E402
-import study_report  # noqa: E402
+from conftest import ROOT
+import experiments
+import schemes
+import study
+import study_cases
+import study_plots
+import study_report
 
 
 class Invented:
@@ -61,7 +59,9 @@ def table(tmp_path, monkeypatch):
 def test_every_scheme_is_in_the_study():
     tuned = [name for members in study_report.FAMILIES.values() for name in members]
     found = [*tuned, *study_cases.ALIKE]
-    assert sorted(found) == schemes.folders()
+    assert sorted(found) == schemes.folders(), (
+        'FAMILIES of Simulation/study_report.py has them by kind, ALIKE of study_cases.py those '
+        'that make the updates of another one')
     assert set(study_cases.ALIKE.values()) <= set(tuned)
 
 
@@ -160,7 +160,7 @@ def test_it_goes_on(table, tmp_path):
     again = experiments.Table(tmp_path / 'study.csv', study_cases.COLUMNS)
     study.simulate(again, schemes.folders())
     assert sum(Invented.asked.values()) == whole + 7
-    assert study_report.parts(again) == study_report.parts(table)
+    assert study_report.tables(again) == study_report.tables(table)
 
 
 def test_some_schemes_only(tmp_path, monkeypatch):
@@ -170,7 +170,7 @@ def test_some_schemes_only(tmp_path, monkeypatch):
     names = collections.Counter(row['scheme'] for row in made.rows.values())
     assert set(names) == {'AGN', 'Work-Queue'}
     assert names['Work-Queue'] == len(study_cases.FIXED), 'that is not tuned'
-    parts = study_report.parts(made)
+    parts = study_report.tables(made)
     assert 'Empty cells are not simulated yet' in parts['study'] and 'HogWild' in parts['study']
     assert not re.search(r'\bAGN\b', parts['study'])
     assert re.search(r'\[HogWild\]\S+( \| +)+\|', parts['best'])
@@ -178,26 +178,28 @@ def test_some_schemes_only(tmp_path, monkeypatch):
 
 def cells_of(markdown, scheme):
     """The cells of a scheme's line, the first such one."""
-    line, *_ = re.findall(rf'^\| \[{scheme}\]\(../{scheme}/\) \| (.*) \|$', markdown, re.MULTILINE)
+    line, *_ = re.findall(rf'^\| \[{scheme}\]\(../../{scheme}/\) \| (.*) \|$', markdown,
+                          re.MULTILINE)
     return line.split(' | ')
 
 
 def test_what_the_tables_say(table):
-    parts = study_report.parts(table)
+    parts = study_report.tables(table)
     assert cells_of(parts['fixed'], 'AGN') == ['0.890', '0.969', '0.944', '0.738', '-0.258']
-    accuracies, rates = parts['best'].split('Their step sizes:')
-    assert cells_of(accuracies, 'AGN')[0] == '0.970'
-    assert cells_of(rates, 'AGN')[:2] == ['0.9', '0.3']
+    assert cells_of(parts['best'], 'AGN')[0] == '0.970'
+    assert cells_of(parts['rates of best'], 'AGN')[:2] == ['0.9', '0.3']
     times = cells_of(parts['times on ethernet'], 'AGN')
     assert times[:3] == ['8', '5.66 (1.4)', '4 (2)']
     assert times[6:] == ['1 (8)', '–', '–', '–', '–']
     disturbed = cells_of(parts['disturbed'], 'AGN')
     assert disturbed[3:] == ['1', '1', '1', '32,000', '32,000', '32,000']
-    assert '| ethernet | 64 | HogWild | 1 (8) | DC-ASGD, SSP, ' in parts['first']
-    assert '| sites | 256 | none |  | none | HogWild, DC-ASGD, SSP, ' in parts['first']
-    assert '| 4 | 0.969 | HogWild, DC-ASGD, SSP, ' in parts['most accurate']
-    assert '| 16 | 0.969 | Distributed-MNIST, DOWNPOUR | 14 |' in parts['most accurate'], (
-        'their grids are others')
+    times, accuracies = study_report.times_guide(table), study_report.accuracy_guide(table)
+    assert '| ethernet | 64 | HogWild | 1 (8) | DC-ASGD, SSP, ' in times
+    tuned = sum(map(len, study_report.FAMILIES.values()))
+    assert f'| sites | 256 | none |  | none | 0 of {tuned} |' in times
+    assert '| 4 | 0.969 | all |' in accuracies
+    assert '| 256 | 0.869 | all but DOWNPOUR |' in accuracies
+    assert '| 16 | 0.969 | Distributed-MNIST, DOWNPOUR |' in accuracies, 'their grids are others'
 
 
 def test_a_run_that_diverged():
@@ -230,7 +232,7 @@ def test_the_picture_of_a_scheme(name, table):
         [folders] * 2 if name in study_cases.ALIKE else [folders] + [tuned] * 3)
     for panel in panels:
         *others, own = panel.lines
-        assert own.get_label() == name and own.get_color() == study_plots.COLOURS[0]
+        assert own.get_label() == name and own.get_color() == study_plots.look_of(name)['color']
         assert {line.get_color() for line in others} == {study_plots.GREY}
         assert all(len(line.get_xdata()) >= 5 for line in panel.lines)
     one = study_cases.Study(table, study_cases.Absent(name))
@@ -251,18 +253,20 @@ def test_pictures_of_nothing(tmp_path):
 
 
 def test_the_readme_has_the_results(tmp_path):
-    """Also the pictures are there. `make simulate ARGS="--study --draw"` mends this."""
-    published = ROOT / 'Simulation' / 'README.md'
-    text = published.read_text(encoding='utf-8')
+    """And the page, and the pictures."""
     path = study.RESULTS / 'study.csv'
     made = experiments.Table(path, study_cases.COLUMNS)
     assert len(made.rows) > 80
-    copy = tmp_path / 'README.md'
-    copy.write_text(text, encoding='utf-8')
-    study_report.publish(made, copy)
-    assert copy.read_text(encoding='utf-8') == text
-    for name in re.findall(r'results/study[\w-]*\.png', text):
-        assert (published.parent / name).exists()
+    texts = [published.read_text(encoding='utf-8') for published in
+             (study_report.README, study_report.PAGE)]
+    copies = tmp_path / 'README.md', tmp_path / 'study.md'
+    for copy, text in zip(copies, texts):
+        copy.write_text(text, encoding='utf-8')
+    study_report.publish(made, *copies)
+    assert [copy.read_text(encoding='utf-8') for copy in copies] == texts, (
+        '`make simulate ARGS="--study --draw"` mends this')
+    for name in re.findall(r'results/study[\w-]*\.png', texts[0]):
+        assert (study_report.README.parent / name).exists()
 
 
 @pytest.mark.parametrize('name', schemes.folders())
@@ -271,7 +275,8 @@ def test_each_folder_shows_its_picture(name):
     picture = study_plots.picture_of(name)
     text = (ROOT / name / 'README.md').read_text(encoding='utf-8')
     section = text.partition('\n## With many workers\n')[2].partition('\n## ')[0]
-    assert f'](../Simulation/results/{picture})\n' in section
+    assert f'](../Simulation/results/{picture})\n' in section, (
+        f'`make simulate ARGS="--study --only={name}"` draws it; `## With many workers` shows it')
     assert f'\n    bash Simulation/run.sh --study --only={name}\n' in section
     assert re.findall(r'results/(scheme-[\w-]+\.png)', text) == [picture]
     assert 0 < (study.RESULTS / picture).stat().st_size < 60000

@@ -1,19 +1,15 @@
 """The validation of the simulation: its table is of its file, and what it measures is known."""
 
 import json
-import sys
 
-from conftest import ROOT
 import pytest
 
-sys.path.append(str(ROOT / 'Simulation'))
-
-from clock import Clock  # noqa: E402
-import description  # noqa: E402
-from processors import Processors  # noqa: E402
-from test_simulation import toy  # noqa: E402, F401
-import validate  # noqa: E402
-import validate_report as report  # noqa: E402
+from clock import Clock
+import description
+from processors import Processors
+from test_simulation import toy  # noqa: F401
+import validate
+import validate_report as report
 
 
 def row(kind='real', **figures):
@@ -30,12 +26,16 @@ ROWS = [row(run_s=0.0011, work_s=0.0016, deviation_s=0.0001, steps_per_s=900),
         row(scheme='Ring-AllReduce', workers=3, run_s=0.0025, work_s=0.0019)]
 
 
-def test_the_table_is_that_of_the_file():
-    text = report.README.read_text(encoding='utf-8')
-    _, _, rest = text.partition('<!-- validation begins -->\n\n')
-    shown, _, _ = rest.partition('\n\n<!-- validation ends -->')
-    assert shown == '\n'.join(
-        report.table(report.read(validate.RESULTS), len(validate.cases())))
+def test_the_tables_are_those_of_the_file(tmp_path, monkeypatch):
+    texts = {}
+    for name in 'README', 'PAGE':
+        published = getattr(report, name)
+        texts[tmp_path / name] = published.read_text(encoding='utf-8')
+        (tmp_path / name).write_text(texts[tmp_path / name], encoding='utf-8')
+        monkeypatch.setattr(report, name, tmp_path / name)
+    monkeypatch.setattr(report, 'PICTURE', tmp_path / 'validation.png')
+    report.publish(report.read(validate.RESULTS), len(validate.cases()))
+    assert {path: path.read_text(encoding='utf-8') for path in texts} == texts
 
 
 def test_the_preset_is_that_of_the_file(tmp_path, monkeypatch):
@@ -81,11 +81,13 @@ def test_the_table_says_what_is_off():
     rows = [row(workers=2, steps_per_s=1000, staleness=0.5, accuracy=0.98),
             row(workers=2, steps_per_s=1100, staleness=0.5, accuracy=0.98),
             row('simulated', workers=2, steps_per_s=1300, staleness=0.55, accuracy=0.982)]
-    lines = report.table(rows, 3)
-    assert lines[2] == ('| HogWild | 2 | 1050 | **1300** | 0.50 | 0.55 | 0.980 | 0.982 |  |  |')
-    assert 'steps/s within 20 % in 0 of 1; staleness within 20 % or 0.1 in 1 of 1' in lines[4]
-    assert 'by 24% in the median and by 24% at most.' in lines[5]
-    assert lines[7] == 'This is not all of it: 2 of 3 runs.'
+    assert report.figures(rows).splitlines()[2:] == [
+        '| HogWild | 2 | 1050 | **1300** | 0.50 | 0.55 | 0.980 | 0.982 |  |  |']
+    said = ' '.join(report.summary(rows, 3).split())
+    assert ('20 % of the measured steps/s in 0 of 1 cases; 20 % or 0.1 of the staleness in 1 of 1'
+            in said)
+    assert 'by 24% in the median, by 24% at most.' in said
+    assert said.endswith('This is not all of it: 2 of 3 runs.')
 
 
 def test_cases():

@@ -4,9 +4,10 @@ import re
 import socket
 import time
 
-from processes import BEGINS, DID, listens, ROOT, STEP, Tasks, TEST, wait_until, WAITS
 import pytest
 import tensorflow.compat.v1 as tf
+
+from processes import BEGINS, DID, listens, ROOT, STEP, Tasks, TEST, wait_until, WAITS
 
 LINGER = 20  # seconds; a ps takes 3 at most, and 27 to 70 when its session has no device filters
 

@@ -5,11 +5,13 @@ import re
 
 from absl import flags
 from absl.testing import flagsaver
-from conftest import load_program
-from processes import DID, ROOT, STOPS, TEST, TESTED
 import pytest
 import tensorflow.compat.v1 as tf
-from tfdist import evaluation
+
+from tfdist.training import evaluation, stopping
+
+from conftest import load_program
+from processes import DID, ROOT, STOPS, TEST, TESTED
 
 ENDLESS = ['--train_steps=10000000', '--log_every_n_steps=10000000', '--eval_every_secs=0.4',
            '--stop_after_evals_without_gain=2']
@@ -87,4 +89,15 @@ def test_what_is_a_gain(model_dir, names, tests, without_gain):
 def test_the_flags_are_those_of_all_folders():
     for path in ROOT.glob('*/worker.py'):
         text = path.read_text(encoding='utf-8')
-        assert 'Scheme' not in text or '.now_and_then(step_context.session, progress)' in text
+        assert 'Scheme' not in text or '.now_and_then' in text
+
+
+def test_the_last_step_is_decided_once():
+    """A chief that is started again, after others have heard of the end, does not move it."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        step = tf.train.get_or_create_global_step()
+        last = stopping.LastStep(step, '/device:CPU:0')
+        session.run(step.initializer)
+        decided = last.write(session)
+        session.run(step.assign_add(3))
+        assert last.write(session) == decided == session.run(last.value)

@@ -5,8 +5,9 @@ import re
 import subprocess
 import sys
 
-from conftest import ROOT
 import pytest
+
+from conftest import ROOT
 
 # To end processes by name ends those of others; the rest holds on one machine only.
 FOREIGN = re.compile(r'\b(pkill|killall)\b|(?<![\w.~])/(home|root|tmp|Users|work)/'

@@ -9,10 +9,15 @@ import threading
 import time
 import types
 
+from absl import flags
 import pytest
 import tensorflow.compat.v1 as tf
-from tfdist import overtaken, warmup
-from tfdist.toy import Problem
+
+from tfdist.model import building, model_file
+from tfdist.scheme import seam, warmup
+from tfdist.scheme.toy import Problem
+
+from conftest import load_program
 
 HPARAMS = {
     'Synchronous-SGD': dict(scale_learning_rate=False, warmup_steps=0),
@@ -84,10 +89,10 @@ def tokens(worker):
         return worker.session.run(tf.raw_ops.QueueSizeV2(handle=queue.outputs[0]))
 
 
-def lose_a_ps(worker):
+def lose_a_ps(worker, task='/task:0'):
     """Makes it look as if a ps, and what only it had, had been lost."""
     table = next(op for op in worker.graph.get_operations() if op.type == 'MutableHashTableV2'
-                 and op.get_attr('shared_name') == b'gate')
+                 and op.get_attr('shared_name') == b'entrance' and task in op.device)
     with worker.graph.as_default(), tf.device(table.device):
         worker.session.run(tf.raw_ops.LookupTableRemoveV2(table_handle=table.outputs[0],
                                                           keys=tf.constant([0], tf.int64)))
@@ -95,8 +100,8 @@ def lose_a_ps(worker):
 
 def join(worker):
     """Has a worker get a new session, as when it is started again or a ps was lost."""
-    barrier, = worker.scheme.hooks
-    barrier.after_create_session(worker.session, None)
+    worker.session.close()
+    worker.begin_again()
 
 
 # Of every scheme.
@@ -173,16 +178,59 @@ def test_nobody_joins_before_the_chief_has_cleared_up(workers):
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize('who', [0, 1])
-def test_who_is_started_again_does_not_vote_again(workers, who):
+def test_who_is_started_again_does_not_vote_again(workers):
     """What it pushed in its earlier life counts, and it goes on with the next step."""
-    made = workers('Synchronous-SGD', ms=(0, 4), steps=2)
-    again, other = made[who], made[1 - who]
-    again.session.run(again.scheme.push)
-    join(again)
-    calls = {worker: Call(worker) for worker in (again, other)}
-    assert [calls[worker].result()['dropped'] for worker in (again, other)] == [1, 0]
+    made = chief, other = workers('Synchronous-SGD', ms=(0, 4), steps=2)
+    other.session.run(other.scheme.push)
+    join(other)
+    calls = [Call(worker) for worker in (other, chief)]
+    assert [call.result()['dropped'] for call in calls] == [1, 0]
     assert other.center() == 5, 'one push from each'
+    assert together(made) == 3.5
+
+
+def test_a_chief_that_is_started_again_begins_the_step_afresh(workers):
+    """Whoever has pushed is told so, and pushes again; nothing counts twice."""
+    made = chief, other = workers('Synchronous-SGD', ms=(0, 4), start=[8., [8., 8.]], num_ps=2)
+    waits = Call(other)
+    assert waits.blocks()
+    chief.session.run(chief.scheme.push)
+    join(chief)
+    assert waits.result()['global_step'] == 0
+    assert accumulated(chief) == 0
+    assert together(made) == 5, 'one push from each'
+
+
+def test_a_push_to_one_of_two_variables_stops_no_later_step(workers):
+    """The chief died when its other gradients had not arrived, and one mean was taken."""
+    made = chief, other = workers('Synchronous-SGD', ms=(0, 4), start=[8., [8., 8.]], num_ps=2)
+    waits = Call(other)
+    assert waits.blocks()
+    accumulator = chief.scheme.barrier._accumulators.all[0]
+    with chief.graph.as_default():
+        push = accumulator.apply_grad(tf.constant(8.), tf.int64.max)
+        chief.session.run(push)
+        chief.session.run(accumulator.take_grad(2))
+    join(chief)
+    assert waits.result()['global_step'] == 0
+    assert together(made) == 5
+
+
+def test_a_chief_begins_when_no_run_of_an_earlier_one_is_left(workers):
+    """The machine is gone, and the ps does not know: the run still waits there."""
+    made = chief, other = workers('Synchronous-SGD', ms=(0, 4), steps=2)
+    left_over, before = Call(chief), chief.session
+    assert left_over.blocks()
+    thread = threading.Thread(target=chief.begin_again, daemon=True)  # with a session of its own
+    thread.start()
+    thread.join(BLOCKED)
+    assert thread.is_alive()
+    assert Call(other).result()['global_step'] == left_over.result()['global_step'] == 1
+    before.close()  # the ps has found its connection dead
+    thread.join(60)
+    assert not thread.is_alive()
+    result = Call(other).result()
+    assert (result['global_step'], result['dropped']) == (1, 1), 'it had pushed too soon'
     assert together(made) == 3.5
 
 
@@ -196,12 +244,24 @@ def test_a_token_of_an_earlier_life_is_not_taken(workers):
     assert together(made) == 3.5
 
 
+def test_a_token_that_says_nothing_new_is_not_taken(workers):
+    """A worker that joins between a step and its tokens gets one of the step in which it begins."""
+    made = chief, other = workers('Synchronous-SGD', ms=(0, 4), steps=2)
+    barrier = other.scheme.barrier
+    with other.graph.as_default():
+        other.session.run(barrier._tokens._mine.enqueue(barrier._clock.read()))
+    waits = Call(other)
+    assert waits.blocks()
+    assert Call(chief).result()['global_step'] == waits.result()['global_step'] == 1
+    assert together(made) == 3.5
+
+
 def test_a_run_of_an_earlier_life_takes_no_token(workers):
     """The machine is gone, and the ps does not know: the run still waits there."""
     chief, other = made = workers('Synchronous-SGD', ms=(0, 4), steps=2)
     left_over = Call(other)
     assert left_over.blocks()
-    join(other)
+    other.begin_again()
     left_over.result()
     calls = [Call(chief), Call(other)]
     assert [call.result()['global_step'] for call in calls] == [1, 1]
@@ -357,7 +417,7 @@ def test_accepted_and_dropped_are_all_that_was_sent(fed):
 
 def test_an_optimizer_with_variables_of_its_own(workers, monkeypatch):
     """They are shared by all workers, as the center is. Adam's first steps are of its rate."""
-    monkeypatch.setattr(Problem, 'optimizer', lambda _, rate: tf.train.AdamOptimizer(rate))
+    monkeypatch.setattr(Problem, 'optimizer', lambda _, rate, clips: tf.train.AdamOptimizer(rate))
     made = workers('Synchronous-SGD', steps=2, learning_rate=0.5)
     names = []
     for worker in made:
@@ -394,6 +454,56 @@ def test_scaled_steps(fed, changes, centers):
         assert made[0].center() == center
 
 
+def test_the_step_size_is_scaled_by_the_pushes_that_make_a_step(fed):
+    """And not by all workers: with a backup worker two of three."""
+    made = fed(3, steps=2, replicas_to_aggregate=2, scale_learning_rate=True)
+    call = Call(made[0], 2)
+    push(made[1], 2)
+    call.result()
+    assert made[0].center() == -4
+
+
+def test_state_of_a_model_is_the_mean_of_what_all_workers_make_of_it():
+    """Such as moving averages of batch norm: those of two workers, after a step of both."""
+    program = load_program('Synchronous-SGD')
+    flags.FLAGS.mark_as_parsed()
+    hparams = types.SimpleNamespace(learning_rate=0.5, train_steps=9, replicas_to_aggregate=None,
+                                    scale_learning_rate=False, warmup_steps=0)
+
+    def loss_and_metrics(batch, training):
+        del training
+        seen = tf.get_variable('seen', initializer=1., trainable=False)
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, seen.assign(0.5 * seen + 0.5 * batch))
+        return tf.square(tf.get_variable('x', initializer=8.)) / 2, {}
+
+    model = model_file.Model(types.SimpleNamespace(
+        __name__='toy', __file__='toy', train_batches=None, test_batches=None,
+        loss_and_metrics=loss_and_metrics))
+    with tf.Graph().as_default(), tf.Session() as session:
+        step = tf.train.get_or_create_global_step()
+        network = building.Network(model, [tf.constant(3.)])
+        schemes = [program.Scheme(network.again([tf.constant(value)]), step, hparams, i, 2)
+                   for i, value in enumerate([3., 7.])]
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        seen, = [variable for variable in tf.global_variables() if variable.op.name == 'seen']
+        pulled = [session.run(scheme.pull) for scheme in schemes]
+        for scheme, values in zip(schemes, pulled):
+            session.run(scheme.push, seam.feed(scheme.pull, values))
+        session.run(schemes[0].complete)
+        assert session.run(seen) == 3, 'from 1, by the mean of 1 and 3'
+
+
+def test_one_of_two_ps_is_lost(workers):
+    """The entrance is shut until the chief has cleared up what is left on the other."""
+    chief, other = workers('Synchronous-SGD', start=[8., [8., 8.]], num_ps=2)
+    entrance = other.scheme.barrier._entrance
+    assert entrance.is_open(other.session)
+    lose_a_ps(chief, '/task:1')
+    assert not entrance.is_open(other.session)
+    join(chief)
+    assert entrance.is_open(other.session)
+
+
 # Synchronous-SGD-different-learning-rates.
 
 @pytest.mark.parametrize('rates, ms, center', [
@@ -406,40 +516,16 @@ def test_rates(workers, rates, ms, center):
 
 @pytest.mark.parametrize('rate', ['fast', '-1', 'nan', 'inf', ''])
 def test_a_rate_that_is_none(workers, rate):
-    with pytest.raises(SystemExit, match=f'^--learning_rates: "{rate}" is no learning rate'):
+    with pytest.raises(SystemExit, match=f'^--learning_rates: "{rate}" is not a learning rate'):
         workers('Synchronous-SGD-different-learning-rates', learning_rates=['0.1', rate])
 
 
 def test_a_rate_too_many(workers):
-    with pytest.raises(SystemExit, match='^--learning_rates has 3 rates, and there are 2 workers'):
+    with pytest.raises(SystemExit, match='^--learning_rates has 3 rates, but there are 2 workers'):
         workers('Synchronous-SGD-different-learning-rates', learning_rates=['1', '2', '3'])
 
 
 @pytest.mark.parametrize('folder', HPARAMS)
 def test_more_pushes_than_workers(workers, folder):
-    with pytest.raises(SystemExit, match='^--replicas_to_aggregate=3, and there are 2 workers: no'):
+    with pytest.raises(SystemExit, match='^--replicas_to_aggregate=3, but there are 2 workers: no'):
         workers(folder, replicas_to_aggregate=3)
-
-
-def test_a_chief_that_was_overtaken_begins_again(monkeypatch):
-    """It is, when it stands for some time in a step that is complete; not when it is slow."""
-    class Session:
-        def __init__(self, looks):
-            self.looks, self.closed = list(looks), False
-
-        def make_callable(self, fetches):
-            assert fetches == ['local', 'global']
-            return lambda: self.looks.pop(0)
-
-        def close(self):
-            self.closed = True
-
-    monkeypatch.setattr(overtaken.time, 'sleep', lambda _: None)
-    overtaken_at_8 = [[7, 7]] * 5 + [[7, 8]] * 4
-    session = Session(overtaken_at_8)
-    overtaken.watch(session, 'local', 'global')
-    assert session.closed and not session.looks
-    session = Session([[7, 8], [8, 9]] * 9 + [[9, 9]] * 9)
-    with pytest.raises(IndexError):
-        overtaken.watch(session, 'local', 'global')
-    assert not session.closed

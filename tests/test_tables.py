@@ -1,14 +1,20 @@
 """Tables: in each scheme they are trained row by row as if they were dense, and never travel."""
 
+import functools
+import sys
 import types
 
 from absl import flags
-from conftest import load_program
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
+
+from tfdist.data import batches
+from tfdist.model import building, model_file
+from tfdist.scheme import seam, tables
+
+from conftest import load_program
 from test_seam import at_once, CASES, defaults, in_turn, is_together
-from tfdist import batches, building, models, optimizers, seam, tables
 
 ROWS, DIMENSION, BATCH = 7, 2, 4
 WHOLE = ['AEASGD', 'AEAMSGD', 'Ring-AllReduce']  # in these each worker has all
@@ -49,7 +55,7 @@ def batches_of(worker, count, num_rows=ROWS, sparse=False):
 
 def a_model(**kwargs):
     """Returns a model of the function above, with its arguments by name."""
-    return models.Model(types.SimpleNamespace(
+    return model_file.Model(types.SimpleNamespace(
         __name__='toy', __file__='toy', train_batches=None, test_batches=None,
         loss_and_metrics=lambda batch, training: loss_and_metrics(batch, training, **kwargs)))
 
@@ -57,7 +63,7 @@ def a_model(**kwargs):
 class Trained:
     """All workers of a scheme, in one graph and one session."""
 
-    def __init__(self, folder, num_workers, changes, with_tables, parts=1, num_rows=ROWS,
+    def __init__(self, folder, num_workers, changes, tables_stay_on_ps, parts=1, num_rows=ROWS,
                  sparse=False):
         if folder == 'SSP':
             num_workers = 1  # there is one gate in a graph
@@ -69,7 +75,8 @@ class Trained:
             global_step = tf.train.get_or_create_global_step()
             count = program.Scheme.local_steps(hparams)
             self.network = building.Network(
-                a_model(parts=parts), batches_of(0, count, sparse=sparse), with_tables=with_tables)
+                a_model(parts=parts), batches_of(0, count, sparse=sparse),
+                tables_stay_on_ps=tables_stay_on_ps)
             self.batches = [batches_of(i, count, num_rows, sparse) for i in range(num_workers)]
             self.schemes = [
                 program.Scheme(self.network.again(own), global_step, hparams, i, num_workers)
@@ -119,8 +126,13 @@ def trained(monkeypatch):
 @pytest.mark.parametrize('folder, changes', KEPT)
 def test_rows_are_trained_as_if_the_table_were_dense(trained, monkeypatch, folder, changes,
                                                      num_workers, parts, num_rows):
-    # Lazily is not the same; see below.
-    monkeypatch.setattr(optimizers, 'LazyAdam', tf.train.AdamOptimizer)
+    def load(folder, load_program=load_program):
+        program = load_program(folder)
+        if folder == 'Distributed-MNIST':  # lazily is not the same; see below
+            program.optimizers.LazyAdam = tf.train.AdamOptimizer
+        return program
+
+    monkeypatch.setattr(sys.modules[__name__], 'load_program', load)
     as_if_dense(trained, folder, num_workers, changes, parts, num_rows)
 
 
@@ -131,8 +143,8 @@ def test_rows_of_sparse_ids(trained, folder, changes):
 
 def as_if_dense(trained, folder, num_workers, changes, parts, num_rows=ROWS, sparse=False):
     """Asserts that a table is trained in the same way if it is left where it is."""
-    rows, dense = [trained(folder, num_workers, changes, with_tables, parts, num_rows, sparse)
-                   for with_tables in (True, False)]
+    rows, dense = [trained(folder, num_workers, changes, tables_stay_on_ps, parts, num_rows, sparse)
+                   for tables_stay_on_ps in (True, False)]
     kinds = [type(variable) for variable in rows.network.variables]
     assert kinds.count(tables.Rows) == parts and tables.Rows not in map(
         type, dense.network.variables)
@@ -144,6 +156,14 @@ def as_if_dense(trained, folder, num_workers, changes, parts, num_rows=ROWS, spa
         np.testing.assert_allclose(value, same, atol=1e-6)
         moved.append((value != first).any())
     assert moved == [True] * min(parts, num_rows) + [False] * (parts > num_rows) + [True]
+
+
+@pytest.mark.parametrize('folder', ['HogWild', pytest.param('AGN', marks=pytest.mark.thorough)])
+def test_a_straggler_has_tables(trained, monkeypatch, folder):
+    """Its delay begins when the rows are there: so it is not the ids that wait."""
+    monkeypatch.setattr(building, 'Network', functools.partial(building.Network, delay=0.001))
+    late = trained(folder, 1, {}, True)
+    assert np.isfinite(late.rounds(2)).all()
 
 
 @pytest.mark.parametrize('folder, changes', KEPT)
@@ -199,6 +219,7 @@ def test_a_lazy_adam_is_adam_on_the_steps_of_each_row():
     gradients = np.random.RandomState(0).normal(size=(6, 3, 2)).astype(np.float32)
     table = tf.get_variable('table', initializer=tf.ones([3, 2]))
     pushed, asked = tf.placeholder(tf.float32, [None, 2]), tf.placeholder(tf.int64, [None])
+    optimizers = load_program('Distributed-MNIST', 'optimizers')
     step = optimizers.LazyAdam(0.1).apply_gradients([(tf.IndexedSlices(pushed, asked), table)])
     expected, m, v = np.ones([3, 2]), np.zeros([3, 2]), np.zeros([3, 2])
     with tf.Session() as session:

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from tfdist import transfer
+
+from tfdist.scheme import transfer
 
 LARGE = [[3.] * 1000] * 20  # 80 kB
 

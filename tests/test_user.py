@@ -2,14 +2,14 @@
 
 import os
 import shutil
-import sys
 
 from absl import flags
-from conftest import load_program, ROOT
-from processes import (BEGINS, checkpoints, DID, examples, GOOD_LINES, RESUMES, STEP,
-                       TEST)
 import pytest
 from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+
+from conftest import load_program, ROOT
+from processes import (BEGINS, checkpoints, DID, examples, GOOD_LINES, RESUMES, STEP,
+                       TEST, warm_python)
 
 CHANCE = 0.5  # one of ten digits: to guess this many of the 297 right is out of reach
 STEPS = 500
@@ -20,15 +20,15 @@ MORE_STEPS = 600
 def copy(request, tmp_path):
     """A copy of a folder and of the library, alone in a directory with a space in its name."""
     project = tmp_path / 'my project'
-    for name in request.param, 'tfdist':
+    for name in request.param, 'tfdist':  # with what is compiled: else each process compiles all
         shutil.copytree(str(ROOT / name), str(project / name),
-                        ignore=shutil.ignore_patterns('__pycache__', 'records', 'runs'))
+                        ignore=shutil.ignore_patterns('*.pyc.*', 'records', 'runs'))
     return project / request.param
 
 
 def start(programs, copy, *flags):
     """Starts `bash run.sh` as in the README, with `python` on the PATH."""
-    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ['PATH']])
+    path = os.pathsep.join([os.path.dirname(warm_python()), os.environ['PATH']])
     return programs.start(['bash', 'run.sh', '--log_every_n_steps=25', *flags], cwd=copy,
                           env={'PATH': path})
 
@@ -44,7 +44,7 @@ def slow_flags(copy):
         return []
     worker = load_program(copy.name)
     flags.FLAGS([''])
-    delay = 0.01 / worker.Scheme.local_steps(flags.FLAGS)  # so much for each update
+    delay = 0.005 / worker.Scheme.local_steps(flags.FLAGS)  # so much for each update
     return ['--straggler=' + ','.join(f'{i}:{delay}' for i in range(9))]
 
 
@@ -99,7 +99,12 @@ def test_two_runs_at_the_same_time(programs, copy):
     train(programs, copy, 'first', 'beside')
 
 
+# In `make test`, one of each kind: the others are started by tests of their own.
 @pytest.mark.brief
+@pytest.mark.parametrize('copy', sorted(set(examples()) - {
+    'AEAMSGD', 'AEASGD', 'DC-ASGD', 'Distributed-Setup', 'DOWNPOUR-Easy', 'DynSGD',
+    'Parameter-Placement', 'SAGN', 'SSP', 'Synchronous-SGD-different-learning-rates'}),
+                         indirect=True)
 def test_run(programs, copy):
     train(programs, copy, 'first')
 

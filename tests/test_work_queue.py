@@ -3,12 +3,12 @@
 import threading
 
 from absl import flags
-from conftest import digits, load_program
 import numpy as np
-from processes import DID, STEP, Tasks, TEST, TOOK
 import pytest
 import tensorflow.compat.v1 as tf
-from tfdist.tickets import Tickets
+
+from conftest import digits, load_program
+from processes import DID, STEP, Tasks, TEST, TOOK
 
 FOLDER = 'Work-Queue'
 NONE = [-1, -1]
@@ -23,7 +23,7 @@ def queue(cluster, request):
         exchanges = []
         for task_index in range(count):
             with tf.Graph().as_default() as graph, graph.container(request.node.name):
-                tickets = Tickets(number, 1, '/job:ps/task:0')
+                tickets = load_program(FOLDER, 'tickets').Tickets(number, 1, '/job:ps/task:0')
                 session = tf.Session(cluster.servers['worker', task_index].target,
                                      config=cluster.config(task_index))
                 sessions.append(session)

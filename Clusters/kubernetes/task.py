@@ -1,10 +1,10 @@
-"""Starts the task that a pod of an Indexed Job is to be, in the folder where it is called.
+"""Becomes the task of this pod of an Indexed Job, in the folder in which it is called.
 
     python task.py --service=hogwild --ps=1 --workers=2 --train_steps=3000
 
 The first pods are the parameter servers; then come the workers and, with --evaluator, the
-evaluator. Other flags go to these. Each pod has its host name, that of the job and its index, and
-its address under the headless service.
+evaluator. Other flags go to workers and evaluator. The host name of a pod is the name of the job
+and the pod's index; the headless service resolves it.
 """
 
 import argparse
@@ -20,8 +20,8 @@ def task(service, num_ps, num_workers, index, port=2222):
       service: string, the name of the job and of its service.
       num_ps: int.
       num_workers: int.
-      index: int, of the pod: 0, 1, ...
-      port: int, on which each task listens.
+      index: int, of the pod, from 0 on.
+      port: int, the port on which each task listens.
     """
     addresses = [f'{service}-{i}.{service}:{port}' for i in range(num_ps + num_workers)]
     tasks = [('ps', i) for i in range(num_ps)] + [('worker', i) for i in range(num_workers)]

@@ -1,14 +1,14 @@
-"""Between the hosts of a run only TLS passes, with certificates of this run.
+"""Lets only TLS pass between the hosts of a run, with certificates for this run.
 
     python tls.py certificates ~/tls $hosts    makes the run's CA, and a certificate for each host
-    python tls.py tunnels ~/tls $hosts         writes what else each host needs
+    python tls.py tunnels ~/tls $hosts         writes the other files that each host needs
 
 $hosts are the flags that the tasks would get, such as --ps_hosts=alpha:2222
 --worker_hosts=beta:2222,gamma:2222. Without them the cluster is read from TF_CONFIG. At these
-addresses stunnel will listen. Each task listens at a local port, the same one on its own host as
-everywhere else: there it is the beginning of a tunnel to the host of the task.
+addresses stunnel will listen. Each task has a local port, with the same number on all hosts: on its
+own host the task listens there, and on the others a tunnel to that host begins there.
 
-Where ~/tls is, the CA's key stays. Each directory in ~/tls/hosts is for the host of that name.
+The CA's key stays in ~/tls. Each directory in ~/tls/hosts is for the host of that name.
 """
 
 import argparse
@@ -25,6 +25,9 @@ import sys
 import tempfile
 
 JOBS = 'ps', 'worker', 'chief'
+# From one address, to all tunnels of a host. A worker has one connection to each task that it uses,
+# and makes one or two more in a second, to ask whether that answers: so these are for 100 workers.
+_MOST_OPEN, _MOST_NEW = 1000, 200
 _OPENSSL = """
 [req]
 distinguished_name = subject
@@ -41,7 +44,7 @@ subjectKeyIdentifier = hash
 authorityKeyIdentifier = keyid
 subjectAltName = {kind}:{host}
 """
-# Who has no certificate of this run's CA gets no byte of a task, in either direction.
+# A peer without a certificate of this run's CA exchanges no byte with a task.
 _STUNNEL = """\
 ; The tunnels of host {host}. In this directory: stunnel stunnel.conf
 foreground = yes
@@ -70,7 +73,10 @@ sessionResume = no
 sslVersionMin = TLSv1.2
 ciphers = ECDHE+AESGCM:ECDHE+CHACHA20
 ciphersuites = TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256
-TIMEOUTbusy = 10
+; Who says nothing in a handshake is gone after 5 s. A tunnel is never cut for being quiet: that
+; is the longest time that stunnel can wait.
+TIMEOUTbusy = 5
+TIMEOUTidle = 2000000
 """
 _OWN = """
 [{name}]
@@ -88,15 +94,27 @@ delay = yes
 _FIREWALL = """\
 #!/usr/sbin/nft -f
 # Host {host}: its tasks and its ends of the tunnels are for this host alone, and here for {user}
-# alone. `nft delete table inet {table}` takes it away again.
+# alone. From each address {most} connections to stunnel are let in, {new} in a second.
+# `nft delete table inet {table}` takes it away again.
 
 table inet {table}
 delete table inet {table}
 
 table inet {table} {{
+  set held {{ type ipv4_addr; flags dynamic; size 65535; }}
+  set held6 {{ type ipv6_addr; flags dynamic; size 65535; }}
+  set begun {{ type ipv4_addr; flags dynamic,timeout; timeout 1m; size 65535; }}
+  set begun6 {{ type ipv6_addr; flags dynamic,timeout; timeout 1m; size 65535; }}
   chain input {{
     type filter hook input priority filter; policy accept;
-    iif != lo tcp dport {ports} drop
+    iif lo accept
+    tcp dport {ports} drop
+    tcp dport != {{ {tunnels} }} accept
+    ct state != new accept
+    update @begun {{ ip saddr limit rate over {new}/second burst {most} packets }} drop
+    update @begun6 {{ ip6 saddr limit rate over {new}/second burst {most} packets }} drop
+    add @held {{ ip saddr ct count over {most} }} drop
+    add @held6 {{ ip6 saddr ct count over {most} }} drop
   }}
   chain output {{
     type filter hook output priority filter; policy accept;
@@ -104,7 +122,7 @@ table inet {table} {{
   }}
 }}
 """
-# The whole of the tasks' traffic is within the host.
+# All traffic of the tasks stays within the host.
 _ENVIRONMENT = """\
 export TF_CONFIG='{config}'
 export no_proxy="127.0.0.1${{no_proxy:+,$no_proxy}}"
@@ -117,8 +135,8 @@ def fail(line):
 
 
 def split(address):
-    """Returns the host and the port, an int, of an address; ends the program if it is none."""
-    # Strict, for these go into the configurations of other programs.
+    """Returns the host and the port, an int, of an address; ends the program if it has none."""
+    # Strict, since these go into the configurations of other programs.
     match = re.fullmatch(r'(\w(?:[\w.-]*\w)?):(\d{1,5})', str(address), re.ASCII)
     if not match or not 0 < int(match[2]) < 65536:
         fail(f'"{address}" is not of the form host:port')
@@ -148,8 +166,8 @@ def tasks(options):
     cluster = {job: getattr(options, f'{job}_hosts').split(',') for job in JOBS
                if getattr(options, f'{job}_hosts')}
     if cluster and os.environ.get('TF_CONFIG'):
-        fail('the cluster is given twice: by TF_CONFIG and by flags. Unset the one or leave out '
-             'the others.')
+        fail('the cluster is given twice: by TF_CONFIG and by flags. Unset TF_CONFIG, or leave out '
+             'the flags.')
     if not cluster:
         try:
             cluster = {job: list(addresses) for job, addresses in
@@ -162,7 +180,7 @@ def tasks(options):
     addresses = [(task.host, task.port) for task in found]
     for task in found:
         if addresses.count((task.host, task.port)) > 1:
-            fail(f'{task.host}:{task.port} is there twice')
+            fail(f'{task.host}:{task.port} appears twice')
     return found
 
 
@@ -197,8 +215,8 @@ def make_authority(directory, days):
     """Makes a CA's key and certificate.
 
     Args:
-      directory: `pathlib.Path`, which is there; they will be in its directory ca.
-      days: int, how long it is good.
+      directory: `pathlib.Path`, which exists; they will be in its directory ca.
+      days: int, how long the certificate is valid.
     """
     own = directory / 'ca'
     own.mkdir()
@@ -212,7 +230,7 @@ def certify(directory, host, days):
     Args:
       directory: `pathlib.Path`, in which the CA is; they will be in its directory hosts.
       host: string.
-      days: int, how long it is good.
+      days: int, how long the certificate is valid.
     """
     own, place = directory / 'ca', directory / 'hosts' / host
     place.mkdir(parents=True)
@@ -228,10 +246,10 @@ def _make_key(name, own, place, *words, host='none'):
     """Makes a key; returns what openssl prints, a request for a certificate.
 
     Args:
-      name: string, of whom it is.
+      name: string, the owner of the key.
       own: `pathlib.Path`, the directory of the CA.
       place: `pathlib.Path`, the directory for the key.
-      *words: strings, more for the command.
+      *words: strings, further arguments of the command.
       host: string.
     """
     config = own / 'openssl.conf'
@@ -242,12 +260,12 @@ def _make_key(name, own, place, *words, host='none'):
 
 
 def certificates(directory, hosts, days):
-    """Makes a CA and a certificate for each host, or nothing.
+    """Makes a CA and a certificate for each host; if that fails, it leaves nothing.
 
     Args:
-      directory: `pathlib.Path`, which is not there yet.
+      directory: `pathlib.Path`, which does not exist yet.
       hosts: strings.
-      days: int, how long they are good.
+      days: int, how long the certificates are valid.
     """
     if directory.exists():
         fail(f'{directory} is there already. A run has a CA of its own: give another directory, or '
@@ -266,13 +284,13 @@ def certificates(directory, hosts, days):
 
 
 def tunnels(directory, run, first, user):
-    """Writes what each host needs beside its certificate.
+    """Writes the files that each host needs beside its certificate.
 
     Args:
       directory: `pathlib.Path`, in which the certificates are.
       run: list of `Task`s.
-      first: int, the local port of the first task; the others have those after it.
-      user: string, whose the tasks are on the hosts.
+      first: int, the local port of the first task; the other tasks have the ports after it.
+      user: string, the account that runs the tasks on the hosts.
     """
     local = {task: first + i for i, task in enumerate(run)}
     if first + len(run) > 65536:
@@ -295,7 +313,9 @@ def tunnels(directory, run, first, user):
         files = {'stunnel.conf': _STUNNEL.format(host=host) + services,
                  'firewall.nft': _FIREWALL.format(
                      host=host, user=user, table=f'tunnels_{first}',
-                     ports=f'{first}-{first + len(run) - 1}')}
+                     ports=f'{first}-{first + len(run) - 1}',
+                     tunnels=', '.join(str(task.port) for task in own),
+                     most=_MOST_OPEN, new=_MOST_NEW)}
         for task in own:
             config = {'cluster': cluster, 'task': {'type': task.job, 'index': task.index}}
             files[f'{task.name}.env'] = _ENVIRONMENT.format(config=json.dumps(config))

@@ -1,10 +1,10 @@
-"""Becomes a task of an example: what each task of a Slurm step starts as.
+"""Becomes a task of an example: each task of a Slurm step starts this program.
 
     srun --distribution=block python start_task.py EXAMPLE [FLAGS OF worker.py]
 
 Tells the ranks of the step apart: the first PS ranks, by default one, are parameter servers, the
-others workers. Sets TF_CONFIG accordingly, and runs the ps.py or worker.py of the folder EXAMPLE in
-its own place, so that signals and the exit status are those of the example.
+others workers. Sets TF_CONFIG accordingly, and becomes the ps.py or worker.py of the folder
+EXAMPLE, so that signals and the exit status are those of that program.
 """
 
 import json
@@ -14,7 +14,7 @@ import sys
 
 
 def number(name, default=None):
-    """Returns an environment variable as an int; ends the program if it is none."""
+    """Returns an environment variable as an int; ends the program if it is not one."""
     value = os.environ.get(name, default)
     try:
         return int(value)
@@ -28,7 +28,7 @@ def node_of_each_rank():
     """Returns the names of the nodes on which the ranks 0, 1, ... of this step run.
 
     Raises:
-      SystemExit: if ranks are not given out node by node.
+      SystemExit: if ranks are not assigned node by node.
     """
     names = subprocess.check_output(
         ['scontrol', 'show', 'hostnames', os.environ['SLURM_STEP_NODELIST']],

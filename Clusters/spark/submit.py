@@ -5,9 +5,9 @@
       -- --train_steps=5000
 
 Spark starts all tasks of such a stage at once, or none. When one fails, it ends the others and
-starts all of them again. Each makes TF_CONFIG of the addresses that the tasks tell each other, and
-runs ps.py or worker.py as it is. Flags after -- go to the workers. The example's folder and the
-library are sent to the machines, and lie side by side there.
+starts all of them again. Each task makes TF_CONFIG from the addresses of all tasks, and runs ps.py
+or worker.py as it is. Flags after -- go to the workers. The example's folder and the library are
+sent to the machines, and lie side by side there.
 """
 
 from concurrent import futures
@@ -54,8 +54,8 @@ flags.DEFINE_boolean('verbose', False, "show Spark's log")
 class Console(socketserver.ThreadingTCPServer):
     """Prints what the programs print, wherever they run.
 
-    Each sends its stdout and its stderr over a connection of its own, which begins with a line that
-    only those know whom Spark told: others may connect, too.
+    Each program sends its stdout and its stderr over two connections. Both begin with a secret that
+    Spark has told the tasks alone: others may connect, too.
 
     Attributes:
       way: what a task needs to connect: host, port, secret.
@@ -98,7 +98,7 @@ class _Printer(socketserver.StreamRequestHandler):
 
 
 def _first_line(way, fd):
-    """Returns what a connection begins with, of which the lines go to stdout (1) or stderr (2)."""
+    """Returns the first line of a connection whose other lines go to stdout (1) or stderr (2)."""
     return f'{way[2]} {fd}\n'.encode()
 
 
@@ -112,7 +112,7 @@ def connect(way, fd):
 def reserve_port():
     """Returns a socket bound to a free port.
 
-    It is one below those of outgoing connections: it must be free still when the program listens.
+    It is below the ports of outgoing connections, so that nobody takes it meanwhile.
     """
     for port in random.SystemRandom().sample(range(10000, 32768), 100):
         reserved = socket.socket()
@@ -125,7 +125,7 @@ def reserve_port():
 
 
 def die_with_parent(parent):
-    """Lets the system kill this process, a child, when its parent does not live.
+    """Has the system kill this process, a child, when its parent dies.
 
     Spark ends a task by killing its process, which then has no time to end what it has started.
     """
@@ -195,9 +195,10 @@ def find_library(example):
     """Returns the path of the library, found as the programs of a folder, a path, find it.
 
     Raises:
-      SystemExit: if they do not.
+      SystemExit: if they do not find it.
     """
-    found = subprocess.run([sys.executable, '-c', 'import tfdist; print(tfdist.__path__[0])'],
+    found = subprocess.run([sys.executable, '-c',
+                            'import find_library, tfdist; print(tfdist.__path__[0])'],
                            cwd=str(example), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                            universal_newlines=True, check=False)
     if found.returncode:
@@ -208,7 +209,7 @@ def find_library(example):
 def pack(archive, **folders):
     """Writes a zip file with folders, paths by the names that they are to have in it.
 
-    What Python has compiled stays behind: it comes and goes while programs start elsewhere.
+    Compiled Python files are left out: they come and go while other programs start.
     """
     with zipfile.ZipFile(archive, 'w', zipfile.ZIP_DEFLATED) as packed:
         for name, folder in folders.items():
@@ -220,7 +221,7 @@ def pack(archive, **folders):
 
 @contextlib.contextmanager
 def quiet():
-    """Sends stderr nowhere; what is started meanwhile, the JVM, keeps it so."""
+    """Discards stderr, also that of a program that is started meanwhile, the JVM."""
     stderr = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -236,7 +237,7 @@ def start_spark(name, num_tasks):
     """Returns a `SparkContext`.
 
     Raises:
-      SystemExit: if there is none to be had.
+      SystemExit: if Spark does not start.
     """
     master = FLAGS.master or f'local[{num_tasks}]'
     os.environ.setdefault('PYSPARK_PYTHON', sys.executable)
@@ -249,7 +250,7 @@ def start_spark(name, num_tasks):
     try:
         with contextlib.nullcontext() if FLAGS.verbose else quiet():
             return SparkContext(conf=conf)
-    except Exception as error:  # PySpark has one for each cause
+    except Exception as error:  # PySpark raises another one for each cause
         sys.exit(f'submit: Spark does not start: {reason(error)} (--verbose shows its log)')
 
 
@@ -284,8 +285,8 @@ def run(spark, example, library, worker_flags):
         spark.addArchive(f'{archive}#sent')
         stage = spark.parallelize(range(num_tasks), num_tasks).barrier().mapPartitions(
             lambda _: [run_task(num_ps, worker_flags, way)])
-        # Spark tries a barrier stage again only if another follows. In a thread of its own, as a
-        # signal would come in the midst of PySpark's talk with Java.
+        # Spark tries a barrier stage again only if another stage follows. In a thread, as a signal
+        # would otherwise interrupt PySpark while it talks to Java.
         job = thread.submit(lambda: stage.repartition(1).count())
         try:
             while not futures.wait([job], timeout=15).done:
@@ -316,7 +317,7 @@ def main(argv):
         worker_flags.insert(0, f'--model_dir={os.path.abspath(FLAGS.model_dir)}')
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
-    logging.getLogger('py4j').propagate = False  # it tells of each connection that it closes
+    logging.getLogger('py4j').propagate = False  # it logs each connection that it closes
     spark = start_spark(example.name, FLAGS.num_ps + FLAGS.num_workers)
     signal.signal(signal.SIGINT, stop)  # PySpark has set its own
     run(spark, example, library, worker_flags)

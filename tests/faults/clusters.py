@@ -1,14 +1,11 @@
 """Clusters of which each task is on a host of its own, for tests of networks and of machines."""
 
 import contextlib
-import sys
 import time
 
-from processes import ROOT, SLOW, STEP, Tasks, wait_until
+from measuring import hosts
 
-sys.path.append(str(ROOT / 'Comparison'))
-
-import hosts  # noqa: E402
+from processes import SLOW, STEP, Tasks, wait_until
 
 
 @contextlib.contextmanager

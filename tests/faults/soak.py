@@ -4,12 +4,12 @@
     python tests/faults/soak.py --minutes=5 --only=AGN,SSP   some
     python tests/faults/soak.py --seed=7 --only=AGN          what the log says of a round, again
 
-A round is one run of a folder. Tasks are killed, or stopped and woken, at times that follow from
-the seed; whatever ends with a failure is started again, as a cluster's engine does. Then the faults
-end, and the run has to come to its own end: in time, with no process left, and with the accuracy
-that it has without faults. A run that resumes has to do so from the newest checkpoint that was
-whole for sure, or a newer one. Memory, threads and descriptors of tasks that live for long are
-compared with what they had when they had just begun.
+A round is one run of a folder, with flags that follow from the seed. Tasks are killed, or stopped
+and woken, at times that follow from it, too; whatever ends with a failure is started again, as a
+cluster's engine does. Then the faults end, and the run has to come to its own end: in time, with no
+process left, and with the accuracy that it has without faults. A run that resumes has to do so from
+the newest checkpoint that was whole for sure, or a newer one. Memory, threads and descriptors of
+tasks that live for long are compared with what they had when they had just begun.
 """
 
 import argparse
@@ -29,6 +29,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from processes import (checkpoints, examples, listens, Programs, RESUMES, ROOT,  # noqa: E402
                        STEP, Tasks, TEST, trainer)
+import matrix  # noqa: E402
 
 FAULTS_SECS = 45  # of each round
 END_SECS = 600  # for the rest of a round, also on a busy machine: more is a hang
@@ -62,6 +63,12 @@ def plan(seed, folder, tasks):
                             draw.choice(tasks), round(draw.uniform(0.5, 8), 1)))
 
 
+def draw_flags(seed, folder, directory):
+    """Returns the flags, a list of strings, that a seed has for a folder; `directory` is theirs."""
+    name = random.Random(f'{seed} {folder} flags').choice(['eval', 'stop', 'average', 'export'])
+    return [flag.format(directory=directory) for flag in matrix.FLAGS[name]]
+
+
 class Round:
     """One run of a folder, with faults.
 
@@ -81,11 +88,13 @@ class Round:
         steps = STEPS_PER_SEC * FAULTS_SECS
         together = 'barrier.Synchronous' in source or 'ring.Ring' in source
         self._trainer = 'worker' if trainer(ROOT / folder) == 'worker' else 'chief'
-        self._tasks = Tasks(self._programs, num_ps=2 * has_ps, num_workers=4, folder=folder, flags=[
+        flags = draw_flags(seed, folder, directory)
+        self._tasks = Tasks(self._programs, num_ps=2 * has_ps, num_workers=4, folder=folder,
+                            python=sys.executable, flags=[
             f'--train_steps={steps * (1 if together else 4) // int(window[1] if window else 1)}',
             '--log_every_n_steps=200', '--save_checkpoint_secs=5', '--patience_secs=60',
             *([RATE] if self._trainer == 'worker' else []),
-            f'--model_dir={self._model_dir}', *self._prepare(folder, directory)])
+            f'--model_dir={self._model_dir}', *flags, *self._prepare(folder, directory)])
         self._running = {(job, i): None for job in sorted(self._tasks.cluster)
                          for i in range(len(self._tasks.cluster[job]))}
         self._due = dict.fromkeys(self._running, 0.)  # when to start it
@@ -95,6 +104,7 @@ class Round:
         self._saved = 0  # the newest step that a checkpoint surely has
         self._resumed = collections.Counter()  # how many such lines of each program were looked at
         self._faults = plan(seed, folder, sorted(self._running))
+        self.say(f'with {" ".join(flags)}')
         self._woken = []
 
     def _prepare(self, folder, directory):

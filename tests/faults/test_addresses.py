@@ -4,18 +4,45 @@ import re
 import socket
 import sys
 
-from processes import ROOT, Tasks, TEST
 import pytest
+
+from measuring import hosts
+from tfdist.start import ports
+
+from processes import BEGINS, ROOT, Tasks, TEST
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize('host, reason', [
     ('no.such.host.invalid', '(Name or service not known|.*name resolution)'),
-    (f'{70 * "a"}.b', 'that is no name of a host')], ids=['nobody has it', 'nobody can have it'])
+    (f'{70 * "a"}.b', 'that is not a host name')], ids=['nobody has it', 'nobody can have it'])
 def test_a_name_that_does_not_resolve(programs, host, reason):
-    flags = f'--ps_hosts={host}:2222', '--worker_hosts=localhost:2223', '--task_index=0'
+    port, = ports.free_ports(1)
+    flags = f'--ps_hosts={host}:2222', f'--worker_hosts=localhost:{port}', '--task_index=0'
     programs.task('worker', *flags, '--patience_secs=3').fails(
         rf'^worker 0: ps 0 at \S+ does not answer \({reason}\)\. Gave up after 3 s\.$')
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures('needs_hosts')
+@pytest.mark.parametrize('folder', ['HogWild', 'Synchronous-SGD'])
+def test_a_task_that_is_started_on_two_hosts(programs, folder):
+    """The one that is not at the address of the task ends; the run goes on without it."""
+    with hosts.Hosts(programs.directory, ['ps-0', 'worker-0', 'other']) as network:
+        def start(name, job):
+            flags = ['--ps_hosts=ps-0:2222', '--worker_hosts=worker-0:2223', '--task_index=0']
+            flags += ['--train_steps=400', '--straggler=0:0.02'] if job == 'worker' else []
+            return programs.start(network.on(
+                name, [sys.executable, str(ROOT / folder / f'{job}.py'), *flags],
+                str(programs.directory)))
+
+        ps, worker = start('ps-0', 'ps'), start('worker-0', 'worker')
+        worker.wait_for(BEGINS)
+        start('other', 'worker').fails(
+            '^worker 0: another worker 0 is at worker-0:2223, the address of this one. Is it '
+            'started on two hosts')
+        for program in worker, ps:
+            program.ends_well()
 
 
 @pytest.mark.thorough
@@ -43,7 +70,7 @@ def test_addresses_of_ip_version_6(programs, folder):
     ('--num_threads=10000', r'--num_threads=10000: 10000 is not an integer in the range')])
 def test_numbers_that_make_no_sense(programs, flag, line):
     run = programs.run_sh('HogWild', flag)
-    run.fails(line, lines=range(1, 3))
+    run.fails(line)
     assert not run.left()
 
 

@@ -2,8 +2,9 @@
 
 import time
 
-from clusters import cluster, host, seconds_until_all_train
 import pytest
+
+from clusters import cluster, host, seconds_until_all_train
 
 SOON_SECS = 30  # after the network is whole all train again
 pytestmark = pytest.mark.usefixtures('needs_hosts')

@@ -9,8 +9,9 @@ import subprocess
 import sys
 import time
 
-from processes import checkpoints, RESUMES, ROOT, SLOW, STEP, Tasks, wait_until
 import pytest
+
+from processes import checkpoints, RESUMES, ROOT, SLOW, STEP, Tasks, wait_until
 
 LONG = ['--train_steps=1000000', '--log_every_n_steps=20', '--save_checkpoint_secs=1', SLOW]
 WHERE = 'HogWild', 'AGN', 'Synchronous-SGD', 'Ring-AllReduce'

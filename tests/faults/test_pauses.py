@@ -1,10 +1,12 @@
 """Tasks that are stopped and woken: by Ctrl-Z, by a scheduler, or with the lid of a laptop."""
 
 import signal
+import sys
 import time
 
-from processes import DID, SLOW, STEP, Tasks, TEST, wait_until
 import pytest
+
+from processes import DID, SLOW, STEP, Tasks, TEST, wait_until
 
 FOLDERS = 'HogWild', 'AGN', 'Synchronous-SGD', 'Ring-AllReduce'
 PATIENCE_SECS = 8
@@ -13,7 +15,8 @@ PATIENCE_SECS = 8
 def start(programs, folder, *flags):
     """Starts all tasks of a folder; returns them, a dict of `Program` by job and index."""
     window = ['--communication_window=5'] * (folder == 'AGN')
-    tasks = Tasks(programs, num_ps=folder != 'Ring-AllReduce', folder=folder, flags=[
+    tasks = Tasks(programs, num_ps=folder != 'Ring-AllReduce', folder=folder,
+                  python=sys.executable, flags=[
         f'--train_steps={150 if window else 700 if folder == "HogWild" else 350}',
         '--log_every_n_steps=10', f'--patience_secs={PATIENCE_SECS}', SLOW, *window, *flags])
     running = {(job, i): tasks.start(job, i)

@@ -2,9 +2,10 @@
 
 import time
 
+import pytest
+
 from clusters import cluster, host, seconds_until_all_train
 from processes import checkpoints, RESUMES, wait_until
-import pytest
 
 DARK_SECS = 5  # without power
 SOON_SECS = 30  # after its return all train again
@@ -12,9 +13,10 @@ FOLDERS = 'HogWild', 'AGN', 'Synchronous-SGD', 'In-Graph-Replication'
 pytestmark = pytest.mark.usefixtures('needs_hosts')
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize('victim', [('ps', 0), ('worker', 1), ('worker', 0)], ids=host)
-@pytest.mark.parametrize('folder', FOLDERS)
+@pytest.mark.parametrize('folder, victim', [
+    pytest.param(folder, victim, id=f'{folder}-{host(victim)}',
+                 marks=[] if (folder, victim) == ('HogWild', ('ps', 0)) else pytest.mark.thorough)
+    for victim in [('ps', 0), ('worker', 1), ('worker', 0)] for folder in FOLDERS])
 def test_training_goes_on(programs, folder, victim):
     with cluster(programs, folder) as (network, start, running):
         network.lose_power(host(victim), running[victim])

@@ -1,1 +1,1 @@
-"""Models to copy from, each one file in the interface of `models`: --model=NAME takes one."""
+"""Models to copy from, each a file with the interface of `model_file`: --model=NAME takes one."""

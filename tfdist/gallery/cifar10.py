@@ -1,12 +1,12 @@
-"""CIFAR-10 and the network of TensorFlow's old tutorial on several GPUs, whole.
+"""CIFAR-10 and the complete network of TensorFlow's old tutorial on several GPUs.
 
-Two convolutions with local response normalization, three dense layers of which two have a weight
-decay; images that are distorted anew in each epoch; a learning rate that falls in stairs; and
-moving averages of the parameters, which the test takes.
+It has two convolutions with local response normalization, and three dense layers, two of them with
+weight decay. Images are distorted again in each epoch, the learning rate falls in steps, and the
+test uses moving averages of the parameters.
 
 The images are read from CIFAR-10's binary version, the files data_batch_1.bin and so on, which lie
 in --data_dir or in its directory cifar-10-batches-bin. They are not downloaded: they are in
-https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz. Files of any number of records will do.
+https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz. Files may have any number of records.
 """
 
 import functools
@@ -14,23 +14,23 @@ import math
 import os
 import sys
 
-from absl import flags
 import numpy as np
-from tfdist import batches, datasets, layers
+from tfdist.data import batches, datasets, layers
+from tfdist.training.training_flags import FLAGS
 import tensorflow.compat.v1 as tf
 
-FLAGS = flags.FLAGS
-LEARNING_RATE, LOCAL_STEPS = 0.05, 2000  # of plain SGD: what the flags are by default
+LEARNING_RATE, LOCAL_STEPS = 0.05, 2000  # defaults of the flags, for plain SGD
 
+INPUTS = 'images', 'labels'  # what an exported model calls the parts of a batch
 CLASSES = 10
-SIDE = 24  # of the images that the network sees, in pixels: parts of 32x32
+SIDE = 24  # pixels of the images for the network, cut from 32x32
 WEIGHT_DECAY = 0.004
 DECAY_EPOCHS, DECAY_FACTOR = 350, 0.1  # of the learning rate
-MOVING_AVERAGE_DECAY = 0.9999  # an option of the interface, for the scheme
+MOVING_AVERAGE_DECAY = 0.9999  # an option of the interface
 
 _TRAIN = [f'data_batch_{i}.bin' for i in range(1, 6)]
 _TEST = ['test_batch.bin']
-_RECORD = 1 + 3 * 32 * 32  # bytes: the class, then the red, the green and the blue plane by rows
+_RECORD = 1 + 3 * 32 * 32  # bytes: the class, then the red, green and blue planes by rows
 _MEND = 'Unpack cifar-10-binary.tar.gz, and name its directory with --data_dir.'
 
 pool = functools.partial(tf.nn.max_pool2d, ksize=3, strides=2, padding='SAME')
@@ -38,10 +38,10 @@ normalize = functools.partial(tf.nn.lrn, depth_radius=4, bias=1.0, alpha=0.001 /
 
 
 def find(names):
-    """Returns the paths of files, a list of strings, and how many examples they have in all.
+    """Returns the paths of files, a list of strings, and the number of their examples.
 
     Raises:
-      SystemExit: if one of them is missing, cut, or something else.
+      SystemExit: if a file is missing, truncated, or something else.
     """
     directory = os.path.expanduser(datasets.directory('cifar10'))
     inner = os.path.join(directory, 'cifar-10-batches-bin')  # as the archive has it
@@ -53,7 +53,7 @@ def find(names):
         except (OSError, ValueError) as error:  # ValueError: it is empty
             sys.exit(f'{path} cannot be read ({error}). {_MEND}')
         if os.path.getsize(path) % _RECORD or labels.max() >= CLASSES:
-            sys.exit(f'{path} is cut, or not of the binary version of CIFAR-10. {_MEND}')
+            sys.exit(f'{path} is truncated, or not of the binary version of CIFAR-10. {_MEND}')
         examples += len(labels)
     return paths, examples
 
@@ -67,10 +67,10 @@ def decode(records):
 
 
 def distort(images):
-    """Cuts a random part out of each image, mirrors it or not, changes brightness and contrast.
+    """Crops each image, mirrors it or not, and changes brightness and contrast, all at random.
 
     Args:
-      images: [n, 32, 32, 3] uint8. All n at once: the ops run once, and not n times.
+      images: [n, 32, 32, 3] uint8, a batch, so that the ops run once for all.
 
     Returns:
       [n, SIDE, SIDE, 3] float32, standardized.
@@ -89,13 +89,13 @@ def distort(images):
 
 
 def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
-    """Reads one shard of the training set for ever, shuffled and distorted anew in each epoch.
+    """Reads one shard of the training set endlessly, shuffled and distorted again in each epoch.
 
     Args:
       batch_size: int, examples in a batch.
-      count: int, how many batches each run of the graph takes. They come in one piece.
+      count: int, batches that each run of the graph takes, fetched at once.
       shard: int, which shard: examples `shard`, `shard + num_shards`, ...
-      num_shards: int, how many shards there are, one for each worker.
+      num_shards: int, number of shards, one for each worker.
       seed: int, of the shuffle; the shard is mixed in.
 
     Returns:
@@ -103,7 +103,7 @@ def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
       0 and variance 1, and labels [batch_size] int64.
 
     Raises:
-      SystemExit: if the files are not as they should be, or have fewer records than the workers.
+      SystemExit: if the files are invalid, or have fewer records than there are workers.
     """
     def prepare(records):
         images, labels = decode(records)
@@ -120,9 +120,9 @@ def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
 
 
 def test_batches(batch_size):
-    """Returns the test set as a `tf.data.Dataset` of batches as from `train_batches`.
+    """Returns the test set, a `tf.data.Dataset` of batches as from `train_batches`.
 
-    Of each image it has the middle, undistorted.
+    Its images are cut from the middle, and not distorted.
     """
     def prepare(records):
         images, labels = decode(records)
@@ -135,7 +135,7 @@ def test_batches(batch_size):
 
 
 def variables(shape, stddev, bias, decay=0.0):
-    """Returns a layer's weights, of `shape`, and its biases; `decay` is that of the weights."""
+    """Returns a layer's weights, of `shape`, and its biases; `decay` is the weights' decay."""
     weights = tf.get_variable(
         'weights', shape, initializer=tf.truncated_normal_initializer(stddev=stddev),
         regularizer=(lambda weights: decay * tf.nn.l2_loss(weights)) if decay else None)
@@ -158,27 +158,37 @@ def dense(units, size, name, stddev, bias, decay=0.0):
     return tf.nn.bias_add(tf.matmul(units, weights), biases)
 
 
-def loss_and_metrics(batch, training):
-    """Builds the network on a batch.
-
-    Args:
-      batch: pair of images [batch_size, SIDE, SIDE, 3] float32 and labels [batch_size] int64.
-      training: bool; this network is the same in training and in the test.
-
-    Returns:
-      The mean cross-entropy in nats, a float32 scalar; and a dict: 'accuracy', the share of right
-      answers, a float32 scalar.
-    """
-    del training
-    images, labels = batch
+def logits(images):
+    """Builds the network on images [batch_size, SIDE, SIDE, 3] float32: [batch_size, CLASSES]."""
     images = normalize(pool(convolution(images, 0.0, 'conv1')))
     images = pool(normalize(convolution(images, 0.1, 'conv2')))
     units = tf.layers.flatten(images)
     units = tf.nn.relu(dense(units, 384, 'local3', 0.04, 0.1, WEIGHT_DECAY))
     units = tf.nn.relu(dense(units, 192, 'local4', 0.04, 0.1, WEIGHT_DECAY))
-    logits = dense(units, CLASSES, 'softmax_linear', 1 / 192, 0.0)
-    loss, accuracy = layers.loss_and_accuracy(logits, labels)
+    return dense(units, CLASSES, 'softmax_linear', 1 / 192, 0.0)
+
+
+def loss_and_metrics(batch, training):
+    """Builds the network on a batch.
+
+    Args:
+      batch: pair of images [batch_size, SIDE, SIDE, 3] float32 and labels [batch_size] int64.
+      training: bool; the network is the same in training and in the test.
+
+    Returns:
+      The mean cross-entropy in nats, a float32 scalar; and a dict with the 'accuracy', the share of
+      right answers, a float32 scalar.
+    """
+    del training
+    images, labels = batch
+    loss, accuracy = layers.loss_and_accuracy(logits(images), labels)
     return loss, {'accuracy': accuracy}
+
+
+def predictions(batch):
+    """Returns what an exported model says of the images of a batch, see --export_dir."""
+    scores = logits(batch[0])
+    return {'classes': tf.argmax(scores, axis=1), 'probabilities': tf.nn.softmax(scores)}
 
 
 def optimizer(learning_rate):
@@ -187,10 +197,7 @@ def optimizer(learning_rate):
     An epoch has as many global steps as the training set has batches of --batch_size.
 
     Args:
-      learning_rate: float, the one at first; the tutorial's is 0.1, for batches of 128.
-
-    Returns:
-      `tf.train.GradientDescentOptimizer`.
+      learning_rate: float, the initial one; the tutorial's is 0.1, for batches of 128.
     """
     _, examples = find(_TRAIN)
     decay_steps = max(1, DECAY_EPOCHS * examples // FLAGS.batch_size)

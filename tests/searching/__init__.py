@@ -1,0 +1,1 @@
+"""Runs the protocols' own ops in orders drawn by a seed, see search.py."""

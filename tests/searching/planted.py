@@ -1,0 +1,230 @@
+"""Faults that are planted into the protocols' code, to see that each is found.
+
+Each changes a line or two of a function of the library, or of a folder.
+"""
+
+import collections
+import contextlib
+import inspect
+import textwrap
+from unittest import mock
+
+from tfdist.synchronous import accumulators, barrier, contributions, entrance, stamps, tokens
+from tfdist.training import checkpoints, chief, report, save_lock, stopping
+
+from searching import barrier_orders, lock_orders, ssp_orders, stopping_orders, tickets_orders
+
+# What is planted: a sentence; the class of the protocol; the object that has the function, and its
+# name; pairs of what stands there and what takes its place; and to find it sooner, the settings and
+# the faults in which it shows, see `protocol.Protocol`.
+Plant = collections.namedtuple('Plant', 'sentence protocol owner function changes settings faults',
+                               defaults=[None, ''])
+
+BARRIER, STOPPING = barrier_orders.Barrier, stopping_orders.Stopping
+SSP, TICKETS, LOCK = ssp_orders.Ssp, tickets_orders.Tickets, lock_orders.Lock
+_JOIN = barrier.Barrier, '_make_join'
+_TICKETS = tickets_orders.tickets.Tickets
+_FAST_CHIEF = dict(workers=2, pushes=1, steps=9)  # which completes steps on its own
+_NOBODY = '$'  # fails
+
+PLANTS = {
+    'one queue': Plant(
+        'All workers take their tokens from one queue.', BARRIER, tokens.Tokens, '__init__',
+        [("f'tokens_{worker}'", "'tokens_0'")]),
+    'token of the next': Plant(
+        'The token names the step after the next.', BARRIER, tokens.Tokens, 'give',
+        [('enqueue(stamp)', 'enqueue(stamp + 1)')]),
+    'token at once': Plant(
+        'A token is given before the step is complete.', BARRIER, barrier.Barrier,
+        '_make_complete',
+        [('self._tokens.give(self._next_stamp,',
+          'self._tokens.give(self._clock.of(self._step.read_value() + 1),')]),
+    'no token for the last': Plant(
+        'One worker gets no token.', BARRIER, tokens.Tokens, 'give',
+        [('if also_mine or worker != self._task_index', 'if worker not in (self._task_index, 1)')]),
+    'tokens are kept': Plant(
+        'Who is started again takes a token of its earlier life.', BARRIER, tokens.Tokens, 'forget',
+        [('self._mine.dequeue_many(size).op', 'self._mine.dequeue().op')]),
+    'vote not taken back': Plant(
+        'Who is started again pushes a second time in the same step.', BARRIER, barrier.Barrier,
+        '_make_push', [('tf.less(self._pushed_at.read(self._me),',
+                        'tf.less_equal(self._pushed_at.read(self._me),')]),
+    'vote noted late': Plant(
+        'A push is noted as that of the step before.', BARRIER, barrier.Barrier, '_make_push',
+        [('write(self._me, self._local.value)', 'write(self._me, self._local.value - 1)')]),
+    'stamp of no step': Plant(
+        'A push is stamped with a step far ahead, and is never too old.', BARRIER, barrier.Barrier,
+        '_make_push', [('self._accumulators.push(gradients, stamp)',
+                        'self._accumulators.push(gradients, stamp + 100)')]),
+    'stamp when it comes': Plant(
+        'A push is stamped with the step in which it arrives.', BARRIER, barrier.Barrier,
+        '_make_push', [('push(gradients, stamp)', 'push(gradients, stamp_at_push)')]),
+    'one push less': Plant(
+        'A step is complete when one push is missing.', BARRIER, barrier.Barrier, '__init__',
+        [('self._number = pushes_per_step(hparams, num_workers)',
+          'self._number = pushes_per_step(hparams, num_workers) - 1')]),
+    'one push less in one variable': Plant(
+        'The mean of one variable is taken when one push is missing.', BARRIER,
+        accumulators.Accumulators, 'take',
+        [('accumulator.take_grad(number)',
+          'accumulator.take_grad(number - (accumulator is self.all[0]))')]),
+    'drop said of none': Plant(
+        'A push that came too late is reported as accepted.', BARRIER, barrier.Barrier,
+        '_make_result', [('self._contributions.is_missing()', 'tf.constant(False)')]),
+    'note first': Plant(
+        'A worker notes its contribution before its push has arrived.', BARRIER,
+        contributions.Contributions, 'note',
+        [('return self', 'with tf.control_dependencies(None):\n        return self')]),
+    'notes taken last': Plant(
+        'The notes are taken after the means.', BARRIER, barrier.Barrier, '_make_complete',
+        [('[count] if self._contributions else []', '[]')]),
+    'not published': Plant(
+        'Nobody can read who contributed.', BARRIER, barrier.Barrier, '_make_complete',
+        [('[self._contributions.publish(self._next_stamp)]', '[]')]),
+    'not cleared': Plant(
+        'After the loss of a ps the other keeps its parts of the pushes.', BARRIER,
+        entrance.Entrance, 'open',
+        [('session.run([take for take, number in zip(self._take, pushed) if number])', 'pass')]),
+    'epoch of before': Plant(
+        'A chief that begins goes on in the epoch before.', BARRIER, stamps.Clock, 'begin_epoch',
+        [('read(self._key) + STEPS', 'read(self._key)')]),
+    'nobody released': Plant(
+        'When a chief begins, nobody wakes those who wait.', BARRIER, entrance.Entrance,
+        '__init__', [('*release()', '')]),
+    'accumulators ahead': Plant(
+        'When a chief begins, the accumulators keep the step that they had.', BARRIER,
+        entrance.Entrance, '__init__',
+        [('self._refuse_older.append(accumulator.set_global_step(stamp))', 'pass')]),
+    'chief at once': Plant(
+        'A chief begins while a run of an earlier one is left.', BARRIER, barrier.Barrier,
+        'after_create_session', [('self._succession.begin(session)', 'pass')]),
+    'one life': Plant(
+        'A run of an earlier life writes the stamp of the new one.', BARRIER, stamps.Local,
+        'begin_life', [('read(self._key) + 1', 'read(self._key)')],
+        [dict(workers=2, pushes=None, steps=4)], '(lose|start) worker 1'),
+    'no step at the start': Plant(
+        'A worker begins at step 0, whatever the step is.', BARRIER, *_JOIN,
+        [('begin_life(self._clock.read())',
+          'begin_life(self._clock.of(tf.zeros([], tf.int64)))')]),
+    'no token for the dead': Plant(
+        'A run of an earlier life takes the token of the new one.', BARRIER, tokens.Tokens,
+        'forget', [('[self._mine.enqueue(tf.int64.max)]', '[]')],
+        [dict(workers=2, pushes=None, steps=2)], '.* worker 1$'),
+    'refused late': Plant(
+        'A chief that begins takes what was pushed before it refuses more of it.', BARRIER,
+        entrance.Entrance, 'open', [('session.run(self._refuse_older)', 'pass')],
+        [dict(workers=3, pushes=2, steps=2)], '(kill|start) worker 0$'),
+    'bound by one': Plant(
+        'A worker may be one iteration further ahead than the bound.', SSP,
+        ssp_orders.program.Gate, 'holds',
+        [('- self._staleness_bound', '- self._staleness_bound - 1')]),
+    'tick first': Plant(
+        'A clock ticks before its push is in the center.', SSP, ssp_orders.program.Scheme, 'make',
+        [('with tf.control_dependencies([push]):\n        tick = self.gate.tick()',
+          'tick = self.gate.tick()'), ('dependencies([tick])', 'dependencies([tick, push])')]),
+    'no gate': Plant(
+        'Nobody waits at the gate.', SSP, ssp_orders.program.Gate, 'wait',
+        [('while not self.may_run():', 'while self.may_run() and False:')]),
+    'from zero': Plant(
+        'A worker begins at clock 0, whatever the others have.', SSP, ssp_orders.program.Gate,
+        '_set', [('updates=clock', 'updates=clock * tf.cast(clock >= self.ABSENT, tf.int64)')]),
+    'fastest clock': Plant(
+        'A worker begins at the fastest clock.', SSP, ssp_orders.program.Gate, '__init__',
+        [('slowest = tf.reduce_min(self.clocks)', 'slowest = tf.reduce_max(tf.where(tf.less('
+          'self.clocks, self.ABSENT), self.clocks, tf.zeros_like(self.clocks)))')]),
+    'clock left': Plant(
+        'A worker that is done leaves its clock behind.', SSP, ssp_orders.program.Gate, 'end',
+        [('session.run(self.leave)', 'pass')]),
+    'struck at once': Plant(
+        'A clock that stands still for a moment is struck.', SSP, ssp_orders.program.Gate, 'wait',
+        [('> self._dead_after_secs', '> 0')]),
+    'never struck': Plant(
+        'The clock of a dead worker is never struck.', SSP, ssp_orders.program.Gate, 'wait',
+        [('self._strike(worker)', 'pass')]),
+    'no section': Plant(
+        'Two workers exchange tickets at the same time.', TICKETS, _TICKETS, '__init__',
+        [("tf.CriticalSection(shared_name='tickets').execute(self._exchange)",
+          'self._exchange()')]),
+    'late finish counts': Plant(
+        'A ticket of the last epoch finishes that of this one.', TICKETS, _TICKETS, '_exchange',
+        [('finished |= of_this_epoch & tf', 'finished |= tf')]),
+    'taken is finished': Plant(
+        'An epoch is over when all tickets are taken.', TICKETS, _TICKETS, '_exchange',
+        [('over = tf.reduce_all(finished)', 'over = tf.reduce_all(taken > 0)')]),
+    'finished when given': Plant(
+        'A ticket counts as finished as soon as a worker has it.', TICKETS, _TICKETS, '_exchange',
+        [('taken += tf.one_hot', 'finished |= tf.one_hot(ticket, self.number, True, False)\n'
+          '    taken += tf.one_hot')]),
+    'ticket forgotten': Plant(
+        'Nobody says that the last ticket is finished.', TICKETS, _TICKETS, '_exchange',
+        [('tf.equal(tf.range(self.number, dtype=tf.int64), self.mine[1])',
+          'tf.equal(tf.range(self.number, dtype=tf.int64), self.mine[1]) & '
+          '(self.mine[1] < self.number - 1)')]),
+    'none is the first': Plant(
+        'A worker without a ticket finishes the first one.', TICKETS, _TICKETS,
+        'after_create_session', [('_NONE, 0', '(0, 0), 0')]),
+    'counts are kept': Plant(
+        'How often a ticket was taken is not forgotten in the next epoch.', TICKETS, _TICKETS,
+        '_exchange', [('taken *= tf.cast(~over, tf.int64)', 'taken *= 1')]),
+    'the first again': Plant(
+        'Who is free takes the first ticket that is not finished, and not the one taken least.',
+        TICKETS, _TICKETS, '_exchange',
+        [('tf.fill([self.number], tf.int64.max), taken)',
+          'tf.fill([self.number], tf.int64.max), tf.zeros_like(taken))')]),
+    'a batch too few': Plant(
+        'A worker says that a ticket is finished before its last batch.', TICKETS, _TICKETS,
+        'wait', [('self._steps_left = self._num_steps',
+                  'self._steps_left = max(self._num_steps - 1, 1)')]),
+    'stop now': Plant(
+        'The last step is the one that is complete already.', STOPPING, stopping.LastStep,
+        '__init__', [('global_step.read_value() + _AHEAD', 'global_step.read_value()')]),
+    'stop in a moment': Plant(
+        'The last step is the next one, which others have begun.', STOPPING, stopping.LastStep,
+        '__init__', [('global_step.read_value() + _AHEAD', 'global_step.read_value() + 1')],
+        [_FAST_CHIEF], _NOBODY),
+    'last step of before': Plant(
+        'A worker reads the last step before it waits for the others.', STOPPING, barrier.Barrier,
+        '_make_result', [('result.append(', 'with tf.control_dependencies(None):\n'
+                          '                    result.append(')], [_FAST_CHIEF], _NOBODY),
+    'chief deaf': Plant(
+        'A worker does not look at the last step.', STOPPING, report.Progress, 'end_at',
+        [('min(self.last_step, last_step)', 'self.last_step')]),
+    'nobody told': Plant(
+        'The last step is written where nobody reads it.', STOPPING, stopping.LastStep, '__init__',
+        [('board.write(key, self._soon)', 'board.write(key + 1, self._soon)')]),
+    'stand-in stays': Plant(
+        'A stand-in does not see that the chief is back.', LOCK, save_lock.SaveLock, 'is_wanted',
+        [('return True', 'return False')]),
+    'chief does not wait': Plant(
+        'The chief saves beside its stand-in.', LOCK, checkpoints, '_take_lock',
+        [('while not is_chief or not lock.take():', 'while not is_chief:'),
+         ('lock.sign()', 'lock.take() and lock.sign()')]),
+    'stand-in without lock': Plant(
+        'A worker stands in though another has the lock.', LOCK, chief.Role, '_look_after_it',
+        [('elif not self._lock.take():', 'elif not self._lock.take() and False:'),
+         ('self._lock.give_back()', 'pass')]),
+    'shared lock': Plant(
+        'The files are locked for many at a time.', LOCK, save_lock.SaveLock, '_lock',
+        [('fcntl.LOCK_EX', 'fcntl.LOCK_SH')]),
+    'file removed': Plant(
+        'Who gives the lock back removes its file, which another has locked since.', LOCK,
+        save_lock.SaveLock, 'give_back',
+        [('self._files.pop(self._path).close()',
+          'self._files.pop(self._path).close()\n    os.remove(self._path)')]),
+}
+
+
+@contextlib.contextmanager
+def plant(one):
+    """Has the code as it is with a fault, in the block."""
+    function = inspect.getattr_static(one.owner, one.function)
+    text = textwrap.dedent(inspect.getsource(function))
+    for before, after in one.changes:
+        found = text.count(before)
+        if found != 1:
+            raise ValueError(f'"{before}" stands {found} times in {one.function}')
+        text = text.replace(before, after)
+    place, made = function.__globals__, {}
+    exec(compile(text, one.function, 'exec'), place, made)  # in the module's own names
+    with mock.patch.object(one.owner, one.function, made[one.function]):
+        yield

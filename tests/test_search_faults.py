@@ -1,0 +1,44 @@
+"""The protocols in orders drawn by a seed: none goes wrong, and what is planted is found."""
+
+import pytest
+
+from searching import planted, search, story
+
+BRIEF = 'token at once', 'tick first', 'no section'  # the planted faults of `make test`
+# Of each protocol: a thousand in all.
+ORDERS = {'barrier': 120, 'stopping': 30, 'ssp': 250, 'tickets': 200, 'lock': 400}
+
+
+def first_failure(protocol, seeds):
+    """Returns the story of the first order that goes wrong, or None."""
+    _, found = search.first_failure(protocol, seeds)
+    return found and (found[0], '\n'.join(story.tell(found[2].events)), str(found[2].failure))
+
+
+@pytest.mark.parametrize('protocol', search.PROTOCOLS, ids=lambda each: each.name)
+def test_no_order_goes_wrong(protocol):
+    some = protocol()
+    some.settings = some.settings[::2]
+    assert first_failure(some, range(ORDERS[protocol.name])) is None
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize('protocol', search.PROTOCOLS, ids=lambda each: each.name)
+def test_no_other_order_goes_wrong(protocol):
+    assert first_failure(protocol(), range(10 * ORDERS[protocol.name])) is None
+
+
+@pytest.mark.parametrize('name', [
+    pytest.param(name, marks=[] if name in BRIEF else pytest.mark.thorough)
+    for name in planted.PLANTS])
+def test_what_is_planted_is_found(name):
+    with planted.plant(planted.PLANTS[name]):
+        assert search.find(name)[1]
+
+
+def test_a_story_is_short_and_the_same_each_time():
+    with planted.plant(planted.PLANTS['bound by one']):
+        _, (protocol, _, setting, outcome) = search.find('bound by one')
+        stories = [search.schedules.shrink(protocol, setting, outcome).story() for _ in range(2)]
+    assert stories[0] == stories[1] and len(stories[0]) <= 12
+    assert stories[0][-1].startswith('a worker reads what is too old: worker ')

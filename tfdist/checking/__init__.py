@@ -1,0 +1,1 @@
+"""One worker of a scheme against plain TensorFlow: what `bash run.sh --check` does."""

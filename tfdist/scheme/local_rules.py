@@ -1,0 +1,193 @@
+"""Update rules for the local steps of a window; their slots are variables of the worker.
+
+A rule of your own is a class of a few lines with one function:
+
+    class Signs(local_rules.Rule):
+        SLOTS = ('mean',)
+
+        def update(self, value, gradient, rate, count, mean):
+            mean = 0.9 * mean + 0.1 * gradient
+            return value - rate * tf.sign(mean), mean
+"""
+
+import sys
+
+from tfdist.scheme import exchange, recipe, tables
+from tfdist.start.quiet import tf
+
+
+class Rule:
+    """The base class of rules.
+
+    Attributes:
+      SLOTS: tuple of strings, what the rule keeps of each variable from one local step to the next:
+        a tensor of its shape, zeros at first.
+      COUNTS: bool, whether `update` is told how many local steps this worker has made.
+    """
+
+    SLOTS, COUNTS = (), False
+
+    def __init__(self, learning_rate):
+        """Takes the step size, a float or a float32 scalar tensor."""
+        self._learning_rate = learning_rate
+        self._recipe, self._step, self._done, self._workers = recipe.Recipe(), None, 0, 1
+        self._pace = recipe.Pace(self._recipe, None)
+
+    def update(self, value, gradient, rate, count, *slots):
+        """Returns the value after a step, and then each slot's.
+
+        Args:
+          value: tensor, a variable's value.
+          gradient: tensor of this shape and dtype.
+          rate: the learning rate, a float or a scalar tensor of this dtype.
+          count: float32 scalar tensor, the number of this local step, from 1 on; None without
+            COUNTS.
+          *slots: tensors of this shape and dtype, one for each of SLOTS.
+
+        Returns:
+          Tensor; or, with slots, a tuple of it and the slots.
+        """
+        raise NotImplementedError
+
+    @property
+    def own(self):
+        """List of `tf.Variable` that the rule keeps from one run to the next."""
+        return self._kept
+
+    def begin(self, variables, its_recipe=None, pace=None):
+        """Is called once, on the device for the worker's variables.
+
+        Args:
+          variables: list of `tf.Variable` and `tables.Rows`, which are trained.
+          its_recipe: `recipe.Recipe`, by which weights decay, or None.
+          pace: `recipe.Pace`, by which the learning rate changes, or None.
+
+        Raises:
+          SystemExit: if a variable is a table, and the rule would keep slots for all its rows.
+        """
+        self._variables = variables
+        self._recipe, self._pace = its_recipe or self._recipe, pace or self._pace
+        for variable in variables if self.SLOTS else []:
+            if isinstance(variable, tables.Rows):
+                sys.exit(f'The local rule keeps slots on each worker, and {variable.op.name} is a '
+                         'table: use plain SGD for the local steps.')
+        self._kept = [exchange.own_variable(zeros, f'{slot}/{variable.op.name}')
+                      for slot in self.SLOTS
+                      for zeros, variable in zip(exchange.zeros_like(variables), variables)]
+        if self.COUNTS:
+            self._kept.append(exchange.own_variable(tf.zeros([]), 't'))
+        self._now = [variable.read_value() for variable in self._kept]
+
+    def pulled(self, step, workers=1):
+        """Is called after a pull.
+
+        Args:
+          step: integer scalar tensor, the global step with which the worker pulled.
+          workers: int, how many workers make the steps of their windows together.
+        """
+        self._step, self._done, self._workers = step, 0, workers
+
+    def step(self, values, gradients):
+        """Returns the values after a step, a list of tensors; takes lists of tensors.
+
+        Raises:
+          SystemExit: if `update` returns not as many slots as there are.
+        """
+        rate = self._pace.rate(self._learning_rate, self._step, self._done)
+        self._done += self._workers
+        count, number = None, len(values)
+        if self.COUNTS:
+            count = self._now[-1] = self._now[-1] + 1
+        after = []
+        for i, (variable, value, gradient) in enumerate(zip(self._variables, values, gradients)):
+            places = range(i, number * len(self.SLOTS), number)
+            own_rate = tf.cast(rate, value.dtype) if isinstance(rate, tf.Tensor) else rate
+            new = self.update(value, gradient, own_rate, count, *(self._now[k] for k in places))
+            new, *slots = new if isinstance(new, (tuple, list)) else [new]
+            if len(slots) != len(self.SLOTS):
+                sys.exit(f'The local rule {type(self).__name__} has {len(self.SLOTS)} SLOTS, and '
+                         f'its update() returns {len(slots)} beside the value.')
+            for k, slot in zip(places, slots):
+                self._now[k] = slot
+            decay = self._recipe.decay(variable, value)
+            new = new if decay is None else new - own_rate * decay
+            keep = getattr(variable, 'constraint', None)
+            after.append(keep(new) if keep else new)
+        return after
+
+    def keep(self):
+        """Returns an op, made after the last step, that saves the slots for the next run."""
+        return exchange.assign(self._kept, self._now)
+
+
+class Sgd(Rule):
+    """x <- x - rate * g."""
+
+    def update(self, value, gradient, rate, count):
+        """See `Rule`."""
+        return value + -rate * gradient
+
+
+class Momentum(Rule):
+    """u <- momentum * u + g;  x <- x - rate * u, as `tf.train.MomentumOptimizer`."""
+
+    SLOTS = ('velocity',)
+
+    def __init__(self, learning_rate, momentum=0.9):
+        """Takes the step size, and the share of the velocity kept in each step."""
+        super().__init__(learning_rate)
+        self._momentum = momentum
+
+    def update(self, value, gradient, rate, count, velocity):
+        """See `Rule`."""
+        velocity = self._momentum * velocity + gradient
+        return value + -rate * velocity, velocity
+
+
+class Nesterov(Momentum):
+    """u <- momentum * u + g;  x <- x - rate * (g + momentum * u), as TensorFlow's use_nesterov."""
+
+    def update(self, value, gradient, rate, count, velocity):
+        """See `Rule`."""
+        velocity = self._momentum * velocity + gradient
+        return value + -rate * (gradient + self._momentum * velocity), velocity
+
+
+class Adam(Rule):
+    """Adam, as `tf.train.AdamOptimizer`, counting the steps of this worker.
+
+    Diederik Kingma, Jimmy Ba, "Adam: A Method for Stochastic Optimization", arXiv 1412.6980.
+    """
+
+    SLOTS, COUNTS = ('m', 'v'), True
+
+    def __init__(self, learning_rate, beta1=0.9, beta2=0.999, epsilon=1e-8):
+        """Takes the step size, the shares of the moments kept in each step, and a small number."""
+        super().__init__(learning_rate)
+        self._beta1, self._beta2, self._epsilon = beta1, beta2, epsilon
+
+    def update(self, value, gradient, rate, count, m, v):
+        """See `Rule`."""
+        m = self._beta1 * m + (1 - self._beta1) * gradient
+        v = self._beta2 * v + (1 - self._beta2) * tf.square(gradient)
+        correction = (tf.sqrt(1 - tf.pow(self._beta2, count)) / (1 - tf.pow(self._beta1, count)))
+        rate = rate * tf.cast(correction, value.dtype)
+        return value - rate * m / (tf.sqrt(v) + self._epsilon), m, v
+
+
+class AdamW(Adam):
+    """Adam, and beside it x <- x - rate * weight_decay * x.
+
+    Ilya Loshchilov, Frank Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101,
+    algorithm 2, whose decay the learning rate multiplies here, as in most implementations.
+    """
+
+    def __init__(self, learning_rate, weight_decay=0.01, **kwargs):
+        """Takes the step size, the decay, and what `Adam` takes."""
+        super().__init__(learning_rate, **kwargs)
+        self._weight_decay = weight_decay
+
+    def update(self, value, gradient, rate, count, m, v):
+        """See `Rule`."""
+        stepped, m, v = super().update(value, gradient, rate, count, m, v)
+        return stepped - rate * self._weight_decay * value, m, v

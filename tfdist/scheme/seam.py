@@ -1,0 +1,181 @@
+"""The seam: the interface between a scheme and the programs that train, test or simulate it.
+
+A scheme is divided into parts by what travels. Training runs all parts at once. Tests and
+simulations run them one by one, and feed what they fetched before:
+
+    pulled = session.run(scheme.pull)
+    pushed, figures = session.run([scheme.pushed, scheme.computed], feed(scheme.pull, pulled))
+    session.run(scheme.push, feed(scheme.pull + scheme.pushed, pulled + pushed))
+
+If all workers take each step together, a push is stamped with the step that its worker pulled, and
+`complete` makes the step for all:
+
+    stamps = [pulled[0]] * len(scheme.stamps)
+    session.run(scheme.push, feed(scheme.pushed + scheme.stamps, pushed + stamps))
+    session.run(scheme.complete)
+
+In this way one scheme in one session can play any number of workers: the state of each worker is in
+what is fed, and in `own`, to be read after each of its runs and restored before the next.
+"""
+
+import sys
+from typing import Optional
+
+from tfdist.scheme import schedule
+from tfdist.start.quiet import tf
+
+
+def feed(tensors, values):
+    """Returns a feed for `tf.Session.run` of a list of tensors and a list of their values."""
+    return dict(zip(tensors, values))
+
+
+class Gate(tf.train.SessionRunHook):
+    """Holds back a worker that is too far ahead: the base class of the gate of a `Seam`.
+
+    Attributes:
+      clocks: int64 [num_workers] tensor, how far each worker has come.
+      worker: int64 scalar tensor, the worker whose clock joins, leaves, and ticks with a push. Feed
+        it to play another worker.
+      join: op to run when a worker begins.
+      leave: op to run when a worker ends.
+    """
+
+    clocks = worker = join = leave = None
+
+    def holds(self, clocks, worker):
+        """Returns a bool for each of the `clocks`, an array: whether it holds back `worker`."""
+        raise NotImplementedError
+
+
+class Seam:
+    """The parts of a scheme for one worker: the base class of each folder's `Scheme`.
+
+    `make` sets the parts that a scheme has; the others keep their defaults. A scheme opens no
+    files, reads no flags and knows no cluster.
+
+    Attributes:
+      pull: list of tensors, the global step and the variables' values as read.
+      pushed: list of tensors that this worker pushes. They depend on `pull` and on `own`.
+      computed: dict of float32 scalar tensors, 'loss' and the model's metrics, means over the
+        batches. Running it updates `own`, unless the push does.
+      push: dict of tensors that makes the update with `pushed`, and its figures. It depends on
+        nothing else that this worker computes.
+      stamps: list of integer scalar tensors, the stamp of each part of a push, which is a step;
+        empty if pushes have no stamp.
+      complete: tensor that makes a step of what all have pushed; it blocks until enough workers
+        have. None if each push is an update by itself.
+      finish: dict of tensors that takes the place of `push` in training and waits until the step is
+        complete; None if there is nothing to wait for.
+      own: list of `tf.Variable` that this worker keeps from one run to the next.
+      sums: list of tensors, sums of `pushed` over all workers, which `push` waits for; empty if
+        the workers do not sum up among themselves.
+      gate: `Gate` of this worker, or None.
+      pulls: list of lists of tensors, one for each pull in a run; None if `pull` is the only one.
+        `pull` is the first; run by itself, it also reads what to feed to the others.
+      pushes: list of triples, one for each push in a run: the tensors that this worker pushes; the
+        same on the ps, after the pushes before, to be fed when this push is run alone; and its
+        dict of tensors, as `push`. None if `push` is the only one.
+      not_recorded: string, why the order of pulls and pushes does not determine a run of this
+        scheme, so that `recorder` cannot record it; None if it does.
+      hooks: list of `tf.train.SessionRunHook` that the scheme needs.
+      tables_stay_on_ps: bool, whether the scheme can leave a table on the ps and read its rows.
+        Otherwise each worker has the whole table.
+      train_op: dict of tensors to run again and again, all parts at once: 'global_step' after the
+        run's update, the figures of `computed`, and others: 'staleness' of each update, the number
+        of updates by other workers between its pull and its push; or 'dropped', the share of its
+        pushes that came too late to count.
+      exchanges: list of `schedule.Pull` and `schedule.Push`, all of a run in order.
+      network, task_index, num_workers: as given.
+    """
+
+    complete: Optional[tf.Tensor] = None
+    finish: Optional[dict] = None
+    gate: Optional[Gate] = None
+    pulls: Optional[list] = None
+    pushes: Optional[list] = None
+    not_recorded: Optional[str] = None
+    tables_stay_on_ps = True
+
+    @staticmethod
+    def local_steps(hparams):
+        """Returns the number of local steps, each on a fresh batch, in one run of `train_op`."""
+        return getattr(hparams, 'communication_window', 1)
+
+    @staticmethod
+    def worker_device(task_index):
+        """Returns the device of a worker, for ops that belong there whatever the scope says."""
+        return f'/job:worker/task:{task_index}'
+
+    @classmethod
+    def batches(cls, hparams):
+        """Returns the number of batches that one run of `train_op` takes."""
+        return cls.local_steps(hparams) * getattr(hparams, 'accumulate', 1)
+
+    def local_steps_per_count(self, hparams):
+        """Returns how many local steps, of all workers, there are to one global step."""
+        return self.local_steps(hparams)
+
+    def __init__(self, network, global_step, hparams, task_index, num_workers):
+        """Makes the ops.
+
+        Args:
+          network: `building.Network` or `toy.Problem` to train.
+          global_step: integer `tf.Variable`, counts updates of the center.
+          hparams: object with the scheme's hyperparameters as attributes, named as its flags.
+          task_index: int, the index of this worker.
+          num_workers: int, the number of workers; None if it is not known.
+
+        Raises:
+          SystemExit: naming an attribute that `make` has set to a value of another type.
+        """
+        self.task_index, self.num_workers = task_index, num_workers
+        self.stamps, self.own, self.sums, self.hooks = [], [], [], []
+        self.network = network
+        network.shared_by(num_workers)
+        network.set_pace(global_step, hparams, self.local_steps_per_count(hparams))
+        self.make(network, global_step, hparams, task_index, num_workers)
+        self._check()
+        network.check_constraints()
+        network.finish()
+        if network.own:
+            self.own = self.own + network.own.variables
+            with tf.control_dependencies([network.own.push()]):
+                self.computed['loss'] = tf.identity(self.computed['loss'])
+        if network.state:
+            self._with_state(network.state, global_step)
+        if network.averages and self.complete is None:
+            self.push['global_step'] = network.averages.follow(self.push['global_step'])
+        self.exchanges = schedule.of(self, self.local_steps(hparams))
+        self.train_op = dict(self.computed, **(self.finish or self.push))
+
+    def make(self, network, global_step, hparams, task_index, num_workers):
+        """Makes the parts of a scheme; the arguments are those of the constructor."""
+        raise NotImplementedError
+
+    def _check(self):
+        """Ends the program if an attribute has another type than this class documents."""
+        lists = dict.fromkeys(('pull', 'pushed', 'stamps', 'own', 'sums', 'hooks'), list)
+        optional = dict(gate=Gate, pulls=list, pushes=list, not_recorded=str, finish=dict)
+        for name, kind in dict(lists, computed=dict, push=dict, **optional).items():
+            value = getattr(self, name, None)
+            if not isinstance(value, kind) and not (value is None and name in optional):
+                sys.exit(f'{type(self).__name__}.{name} is {value!r}, but this is the name of a '
+                         'part of every scheme: see tfdist/scheme/seam.py. Set it to such a part, '
+                         'or use another name.')
+        if (self.pulls is None) != (self.pushes is None):
+            sys.exit(f'{type(self).__name__} has only one of `pulls` and `pushes`. A scheme that '
+                     'pulls or pushes several times in a run needs both: see '
+                     'tfdist/scheme/seam.py.')
+
+    def _with_state(self, state, global_step):
+        """Adds the state that the model itself assigns to, unless `make` has pushed it."""
+        if not state.pushed:
+            with tf.control_dependencies([state.push()]):
+                with tf.device(global_step.device):
+                    self.push['global_step'] = tf.identity(self.push['global_step'])
+        self.pull = self.pull + state.pull
+        self.pushed = self.pushed + state.pushed
+
+    def wait(self):
+        """Returns when this worker may begin its next run: at once, unless overridden."""

@@ -1,0 +1,1 @@
+"""How a program starts: TensorFlow without banners, flags, console output, the launcher."""

@@ -1,0 +1,1 @@
+"""A step that all workers make together: the barrier on the parameter servers."""

@@ -1,0 +1,250 @@
+"""A step that all workers make together: a strict barrier on the parameter servers."""
+
+import threading
+import time
+
+from absl import flags
+from tfdist.cluster import patience
+from tfdist.scheme import exchange, seam, tables, transfer, volatile_table
+from tfdist.synchronous import (accumulators, contributions, entrance, stamps, succession,
+                                tokens)
+from tfdist.training import sessions, stopping
+from tfdist.start.quiet import tf
+
+flags.DEFINE_integer('replicas_to_aggregate', None, 'how many pushes make a step; by default as '
+                     'many as there are workers, with fewer the others are backups', lower_bound=1)
+_TOKENS_SECS = 10  # far more than it takes to give them
+
+
+def pushes_per_step(hparams, num_workers):
+    """Returns how many workers' pushes make a step, an int.
+
+    Args:
+      hparams: object with the attribute replicas_to_aggregate, an int or None for all workers.
+      num_workers: int, the number of workers.
+
+    Raises:
+      SystemExit: if there are fewer workers than pushes are needed.
+    """
+    if (hparams.replicas_to_aggregate or 0) > num_workers:
+        raise SystemExit(f'--replicas_to_aggregate={hparams.replicas_to_aggregate}, but there are '
+                         f'{num_workers} workers: no step would ever be complete.')
+    return hparams.replicas_to_aggregate or num_workers
+
+
+class Barrier(tf.train.SessionRunHook):
+    """The push of a synchronous scheme, and the wait for the other workers: a hook.
+
+    A worker adds its gradients, with the stamp of its step, to accumulators on the ps, and waits
+    for a token, which is its next stamp. The chief takes the mean of enough gradients, applies it,
+    counts a step, and gives each worker a token. Gradients with an old stamp are dropped, as is a
+    worker's second push in a step. The chief does this in the same run as its own push; with backup
+    workers, which may complete a step without the chief's push, a thread does it, up to the last
+    step.
+
+    Attributes:
+      pushed: list of tensors, this worker's gradients.
+      stamps: list of integer scalar tensors, the step to which each gradient belongs: that of this
+        worker's stamp, or -1 if it has pushed in that step already. A gradient of an older step
+        than the global step is dropped.
+      push: dict of tensors that adds the gradients without waiting: 'dropped', float32, 1 if they
+        came too late, else 0, as of just before they came.
+      complete: integer scalar tensor. Running it completes a step, and returns the global step. It
+        blocks until enough workers have pushed, and gives no tokens.
+      finish: dict of tensors that pushes, and is there when the step is complete: 'global_step'
+        after the step; 'dropped': whether the push did not count in it; and 'last_step', see
+        `stopping.LastStep`, if training may end early.
+    """
+
+    def __init__(self, optimizer, gradients, variables, global_step, hparams, task_index,
+                 num_workers, before=(), averages=None):
+        """Makes the ops.
+
+        Args:
+          optimizer: `tf.train.Optimizer` that applies the mean on the ps.
+          gradients: list of tensors, one for each variable.
+          variables: list of `tf.Variable` and `tables.Rows`, the center.
+          global_step: integer `tf.Variable`, counts updates of the center.
+          hparams: object with the attributes replicas_to_aggregate (None for all) and train_steps;
+            and stop_after_evals_without_gain, if training may end early.
+          task_index: int, the index of this worker; 0 is the chief.
+          num_workers: int, the number of workers.
+          before: list of ops to run before a push counts.
+          averages: `averages.Averages` that follow each step, or None.
+        """
+        self._train_steps = hparams.train_steps
+        self._last_step = (stopping.LastStep(global_step).value
+                           if getattr(hparams, 'stop_after_evals_without_gain', 0) else None)
+        self._is_chief = task_index == 0
+        self._thread = None  # the chief's, see `after_create_session`
+        self._number = pushes_per_step(hparams, num_workers)
+        self._contributions = None  # without backups all workers contribute to each step
+        self._accumulators = accumulators.Accumulators(variables)
+        self._variables, self._step = variables, global_step
+        self._clock = stamps.Clock(global_step)
+        self.pushed = gradients
+        with tf.device(global_step.device):
+            self._tokens = tokens.Tokens(task_index, range(num_workers) if self._is_chief else ())
+            self._local = stamps.Local(task_index, global_step.device)
+            self._me = tf.constant(task_index, tf.int64)
+            # A read apart from those of a push, which wait in a recorded run.
+            self._step_now = global_step.read_value()
+            pushed = self._make_push(gradients, before, num_workers)
+            self._make_complete(optimizer, averages)
+            result = self._make_result(pushed)
+            self._make_join()
+        step, late, *last_step = tf.unstack(result)
+        self.finish = {'global_step': step, 'dropped': tf.cast(late, tf.float32)}
+        if last_step:
+            self.finish['last_step'], = last_step
+
+    def _make_push(self, gradients, before, num_workers):
+        """Makes `push`; returns the op after which all of it has arrived. See the constructor."""
+        gradients = transfer.to_ps(gradients, self._variables)
+        if before:
+            with tf.control_dependencies(before):
+                gradients = exchange.arrive(gradients, self._variables)
+        with tf.device(self._variables[0].device):
+            arrived = tf.identity(gradients[0])
+            with tf.device(self._step.device), tf.control_dependencies([arrived]):
+                stamp_at_push = self._clock.read()
+            with tf.control_dependencies([stamp_at_push]):
+                gradients[0] = tf.identity(arrived)
+        # The last stamp with which each worker has pushed.
+        self._pushed_at = volatile_table.VolatileTable('pushed_at', self._step.device, default=-1)
+        step = stamps.step_of(self._local.value)
+        step_to_push = tf.where(tf.less(self._pushed_at.read(self._me), self._local.value), step,
+                                -tf.ones_like(step))
+        stamp = self._local.value - step + step_to_push  # with -1 older than all of its epoch
+        pushes = self._accumulators.push(gradients, stamp)
+        self.stamps = [step_to_push] * len(pushes)
+        with tf.control_dependencies(pushes):
+            pushed = self._pushed_at.write(self._me, self._local.value)
+        if self._number < num_workers:
+            self._contributions = contributions.Contributions(
+                self._me, stamp, num_workers, self._number)
+            with tf.control_dependencies([pushed]):
+                pushed = self._contributions.note()
+        self._late = tf.less(stamp, stamp_at_push)
+        with tf.control_dependencies([pushed]):
+            self.push = {'dropped': tf.cast(self._late, tf.float32)}
+        return pushed
+
+    def _make_complete(self, optimizer, averages):
+        """Makes `complete`, and the ops that then give the workers their tokens."""
+        count = self._contributions.count if self._contributions else self._number
+        with tf.control_dependencies([count] if self._contributions else []):
+            means = self._accumulators.take(self._number, count)
+        update = optimizer.apply_gradients(
+            [(mean, variable.table if isinstance(variable, tables.Rows) else variable)
+             for mean, variable in zip(means, self._variables)])
+        with tf.control_dependencies([update]):  # not by the optimizer: some count for themselves
+            self.complete = self._step.assign_add(1)
+        if averages:
+            self.complete = averages.follow(self.complete)
+        self._next_stamp = self._clock.of(self.complete)
+        if self._contributions:
+            with tf.control_dependencies([self._contributions.publish(self._next_stamp)]):
+                self.complete = tf.identity(self.complete)
+                self._next_stamp = tf.identity(self._next_stamp)
+        self._give_tokens = self._tokens.give(self._next_stamp, also_mine=self._waits_for_token())
+
+    def _waits_for_token(self):
+        """Returns whether this worker's own pushes complete no steps, so that it needs a token."""
+        return not self._is_chief or self._contributions is not None
+
+    def _make_result(self, pushed):
+        """Returns the tensors of `finish` as one on the ps, so that only one travels.
+
+        Args:
+          pushed: the op that `_make_push` returns.
+        """
+        if self._waits_for_token():
+            with tf.control_dependencies([pushed]):
+                stamp = self._tokens.take(self._local.value)
+        else:  # this run completes the step
+            with tf.control_dependencies([pushed, *self._give_tokens]):
+                stamp = tf.identity(self._next_stamp)
+        with tf.control_dependencies([self._local.write(stamp)]):
+            late = self._contributions.is_missing() if self._contributions else self._late
+            result = [stamps.step_of(stamp), tf.cast(late, tf.int64)]
+            if self._last_step is not None:  # as of now, after the wait
+                result.append(stopping.LastStep(self._step).value)
+            return tf.stack(result)
+
+    def _make_join(self):
+        """Makes the ops that a worker runs when it begins."""
+        with tf.control_dependencies([self._tokens.forget()]):
+            self._join = self._local.begin_life(self._clock.read())
+        every = [*self._accumulators.all,
+                 *([self._contributions.accumulator] if self._contributions else [])]
+        devices = {each.accumulator_ref.device for each in every} | {self._step.device}
+        self._succession = succession.Succession(sorted(devices))
+        self._entrance = entrance.Entrance(every, self._clock, lambda: self._tokens.give(
+            self._clock.read(), also_mine=False))
+
+    def after_create_session(self, session, coord):
+        """Joins at the current step when the entrance is open; the chief opens it."""
+        if self._is_chief:
+            patience.PATIENCE.expect('a run of an earlier chief has not ended')
+            self._succession.begin(session)
+            self._entrance.open(session)
+        else:
+            patience.PATIENCE.expect('the chief, worker 0, has not let this worker begin')
+            while not self._entrance.is_open(session):
+                time.sleep(0.05)
+        session.run(self._join)
+        if self._is_chief and self._contributions:
+            self._thread = threading.Thread(target=self._complete_steps, args=(session,),
+                                            daemon=True)
+            self._thread.start()
+
+    def _complete_steps(self, session):
+        """Completes steps for all workers, up to the last step."""
+        with sessions.until_it_ends():
+            step, last_step = session.run(self._step_now), self._train_steps
+            ops = [self.complete, self._give_tokens]
+            ops += [] if self._last_step is None else [self._last_step]
+            complete = session.make_callable(ops)
+            while step < last_step:
+                try:
+                    step, _, *rest = complete()
+                except (tf.errors.OpError, RuntimeError):
+                    session.close()  # the chief may be waiting on another ps, for ever
+                    raise
+                last_step = min([last_step, *rest])
+
+    def end(self, session):
+        """Lets the chief give all workers the tokens of the last step."""
+        if self._thread:
+            self._thread.join(_TOKENS_SECS)
+
+
+class Synchronous(seam.Seam):
+    """A scheme in which all workers make each step together: `make` calls `meet` at its end.
+
+    Attributes:
+      barrier: `Barrier`, the first of the hooks; None if there is none.
+      stamps: see `Barrier`.
+    """
+
+    barrier = None
+
+    def local_steps_per_count(self, hparams):
+        pushes = pushes_per_step(hparams, self.num_workers)
+        return pushes * self.local_steps(hparams)
+
+    def meet(self, optimizer, gradients, network, global_step, hparams, task_index, num_workers):
+        """Makes the barrier, and from it the parts that push and complete; see `Barrier`."""
+        # The state that the model assigns to becomes the mean of all workers' states.
+        before = [network.state.push(1 / num_workers)] if network.state else []
+        self.barrier = Barrier(optimizer, gradients, network.variables, global_step, hparams,
+                               task_index, num_workers, before, network.averages)
+        network.constrains = True
+        self.pushed, self.stamps = self.barrier.pushed, self.barrier.stamps
+        self.push, self.complete = self.barrier.push, self.barrier.complete
+        self.finish = self.barrier.finish
+        self.hooks = [self.barrier]
+        if pushes_per_step(hparams, num_workers) < num_workers:
+            self.not_recorded = ('a worker may pull while backup workers complete a step, and see '
+                                 'half of it')

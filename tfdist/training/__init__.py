@@ -1,0 +1,1 @@
+"""The program around a scheme: sessions, checkpoints, tests, what a run prints and records."""

@@ -1,0 +1,119 @@
+"""Notes that a program takes of its own training, to compare runs by.
+
+With --notes_dir=DIRECTORY each process that trains writes a JSON file there when it ends, or one
+for each thread that trains:
+
+- 'began' and 'times': when training began, and when each run of the train op ended, in seconds of
+  the system's clock;
+- 'staleness': the number of updates by staleness;
+- 'bytes': what one run sends from task to task, from traces of the first --traced_runs runs;
+- 'chief': whether this process tests; 'curve': its tests, each the global step and the seconds at
+  which it began, and the accuracy on the test set. Other workers may train during a test. The
+  tests take about a fiftieth of the process's time;
+- 'tensorflow': the version.
+"""
+
+import atexit
+import collections
+import json
+import os
+import threading
+import time
+import uuid
+
+from absl import flags
+from tfdist.training import traffic
+from tfdist.start.quiet import tf
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string('notes_dir', None, 'directory for notes on each run of the train op, as JSON')
+flags.DEFINE_integer('traced_runs', 0, 'of how many runs to note the bytes that travel',
+                     lower_bound=0)
+
+_SHARE = 50  # tests may take the time divided by this
+_TRACING = threading.Lock()  # TensorFlow 2.21 traces one run of a process at a time
+
+
+def asked_for(test):
+    """Returns a `Notes`, see there for `test`; None without --notes_dir."""
+    return Notes(FLAGS.notes_dir, FLAGS.traced_runs, test) if FLAGS.notes_dir else None
+
+
+class Notes:
+    """Notes on each run of a train op, written when the process ends."""
+
+    def __init__(self, directory, traced_runs, test):
+        """Begins to take notes.
+
+        Args:
+          directory: string.
+          traced_runs: int, of how many runs to note the bytes that travel.
+          test: `evaluation.Test`, which is used if it is the chief's, or None.
+        """
+        self._directory = directory
+        self._left_to_trace = traced_runs
+        self._evaluation = test if test and test.is_chief else None
+        self._traces = []
+        self._times = []
+        self._staleness = collections.Counter()
+        self._curve = []
+        self._began = None
+        self._next_test = 0
+        atexit.register(self._write)
+
+    def on(self, session, train_op, run):
+        """Returns a function that does what `run` does, and takes notes.
+
+        Args:
+          session: `tf.Session`.
+          train_op: dict of tensors.
+          run: function, the session's callable for `train_op`.
+        """
+        def noted():
+            if self._began is None:
+                self._test(session)  # the first test takes longer, so it precedes training
+                self._began = time.time()
+            if self._left_to_trace:
+                self._left_to_trace -= 1
+                self._traces.append(tf.RunMetadata())
+                with _TRACING:
+                    result = session.run(train_op, options=traffic.TRACE,
+                                         run_metadata=self._traces[-1])
+            else:
+                result = run()
+            now = time.time()
+            self._times.append(now)
+            if 'staleness' in result:
+                values = result['staleness']
+                self._staleness.update(map(int, values.ravel() if values.ndim else [values]))
+            if now > self._next_test:
+                self._test(session)
+            return result
+
+        return noted
+
+    def _test(self, session):
+        """Tests the current parameters, and sets the time of the next test."""
+        if self._evaluation is None:
+            self._next_test = float('inf')
+            return
+        before = time.time()
+        step = session.run(tf.train.get_global_step(session.graph))
+        metric = next(iter(self._evaluation.run(session).values()))  # the model's first
+        now = time.time()
+        seconds = before - (self._began or before)
+        self._curve.append((int(step), round(seconds, 3), round(metric, 4)))
+        self._next_test = now + (_SHARE * (now - before) if self._began else 0)
+
+    def _write(self):
+        if not self._times:
+            return
+        ways = traffic.between_tasks(self._traces).items()
+        sent = sum(each.bytes for (sender, receiver), each in ways if sender != receiver)
+        notes = {'chief': self._evaluation is not None, 'curve': self._curve,
+                 'began': self._began, 'times': [round(when, 4) for when in self._times],
+                 'staleness': self._staleness, 'tensorflow': tf.__version__,
+                 'bytes': sent if self._traces else None}
+        path = os.path.join(self._directory, f'{uuid.uuid4().hex}.json')
+        with open(path, 'w', encoding='utf-8') as file:
+            json.dump(notes, file)

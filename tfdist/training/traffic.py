@@ -1,0 +1,146 @@
+"""Finds what each task keeps, what a run sends from task to task, and what ran when."""
+
+import collections
+import re
+
+from tfdist.start.quiet import tf
+
+# With the graphs of the tasks, from which `is_whole` knows what a trace should contain.
+TRACE = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE, output_partition_graphs=True)
+_TASK = re.compile(r'/job:(\w+)(?:/replica:\d+)?/task:(\d+)')
+_TRANSFER = re.compile(r'.* (\S+) from (\S+) to (\S+)')
+_RECEIVED = 'RecvTensor'  # the name of a transfer in a trace
+# Runs to try for a whole trace. Every second trace is whole, even on a busy machine.
+_MOST_RUNS = 1000
+
+# A transfer: the `tensor`'s name, `bytes` (0 for a mere signal), its `sender` and `receiver`, such
+# as 'ps 0' and 'worker 1', and its `begin` and `end`, in milliseconds of the clock.
+Transfer = collections.namedtuple('Transfer', 'tensor bytes sender receiver begin end')
+# An operation that ran: its `device` and `name`, and its `begin` and `end`, in milliseconds.
+Work = collections.namedtuple('Work', 'device name begin end')
+
+
+def task_of(device):
+    """Returns the task of a device, such as 'worker 0'; 'local' if its name contains none."""
+    found = _TASK.search(device)
+    return ' '.join(found.groups()) if found else 'local'
+
+
+def kept(job, task, variables):
+    """Returns in words which of the variables a task keeps, and their bytes."""
+    here = [v for v in variables if task_of(v.device) == f'{job} {task}']
+    size = sum(v.shape.num_elements() * v.dtype.base_dtype.size for v in here)
+    names = ', '.join(f'{v.op.name} {v.shape.as_list()}' for v in here) or 'nothing'
+    return f'{job} {task} keeps {size:,} B: {names}'
+
+
+class Sent(collections.namedtuple('Sent', 'bytes tensors')):
+    """The bytes, and the number of tensors, that one run sends from one task to another."""
+
+    def __str__(self):
+        return f'{self.bytes:,} B in {self.tensors} tensor{"s" * (self.tensors != 1)}'
+
+
+def trace(session, train_op, progress, local_steps=1):
+    """Trains with traces until one is whole, for at most twenty runs, or as many as are left.
+
+    Args:
+      session: `tf.Session`.
+      train_op: dict of tensors.
+      progress: `report.Progress` that gets the results.
+      local_steps: int, the number of local steps in a run of `train_op`.
+
+    Returns:
+      List of `tf.RunMetadata`, for `between_tasks`.
+    """
+    traces = []
+    while len(traces) < 20 and progress.goes_on() and not (
+            traces and is_whole(traces[-1])):
+        traces.append(tf.RunMetadata())
+        progress.add(session.run(train_op, options=TRACE, run_metadata=traces[-1]), local_steps)
+    return traces
+
+
+def whole_trace(session, fetches):
+    """Runs `fetches` in a `tf.Session` with traces until one is whole; returns `tf.RunMetadata`.
+
+    Raises:
+      RuntimeError: if none of very many traces is whole.
+    """
+    for _ in range(_MOST_RUNS):
+        metadata = tf.RunMetadata()
+        session.run(fetches, options=TRACE, run_metadata=metadata)
+        if is_whole(metadata):
+            return metadata
+    raise RuntimeError(f'none of {_MOST_RUNS} traces has all transfers')
+
+
+def is_whole(trace):
+    """Returns whether a trace, a `tf.RunMetadata` of a run with the options TRACE, is complete.
+
+    TensorFlow tells the other tasks to trace, but does not wait until they do, so that their first
+    transfers may be missing. But their graphs list all that they receive.
+    """
+    noted = {(one.tensor, one.sender, one.receiver) for one in transfers(trace)}
+    for graph in trace.partition_graphs:
+        for node in graph.node:
+            if node.op in ('_Recv', '_HostRecv'):
+                tensor, sender, receiver = (node.attr[name].s.decode() for name in (
+                    'tensor_name', 'send_device', 'recv_device'))
+                way = task_of(sender), task_of(receiver)
+                if way[0] != way[1] and (tensor, *way) not in noted:
+                    return False
+    return True
+
+
+def between_tasks(traces):
+    """Counts what one run sends.
+
+    Args:
+      traces: list of `tf.RunMetadata` of runs of the same ops with the options TRACE. The largest
+        figure counts: incomplete traces have too little, and none has too much.
+
+    Returns:
+      Dict of `Sent` by (sender, receiver), such as ('ps 0', 'worker 1'), zero by default. Signals
+      without data do not count.
+    """
+    most = collections.defaultdict(lambda: Sent(0, 0))
+    for trace in traces:
+        sizes = collections.defaultdict(list)
+        for one in transfers(trace):
+            if one.bytes:
+                sizes[one.sender, one.receiver].append(one.bytes)
+        for way, each in sizes.items():
+            most[way] = max(most[way], Sent(sum(each), len(each)))
+    return most
+
+
+def transfers(trace):
+    """Returns a list of `Transfer`, between the tasks of a traced run, a `tf.RunMetadata`."""
+    found = []
+    for _, node, begin, end in _noted(trace):
+        if node.node_name == _RECEIVED:
+            tensor, sender, receiver = _TRANSFER.fullmatch(node.timeline_label).groups()
+            size = sum(output.tensor_description.allocation_description.requested_bytes
+                       for output in node.output)
+            found.append(Transfer(tensor, size, task_of(sender), task_of(receiver), begin, end))
+    return found
+
+
+def work(trace):
+    """Returns a list of `Work`, the operations of a traced run, without the transfers.
+
+    Takes a `tf.RunMetadata`. To it, an operation that waits, as for the next batch, is at work.
+    """
+    return [Work(device, node.node_name.split(':')[0], begin, end)
+            for device, node, begin, end in _noted(trace)
+            if node.node_name != _RECEIVED and not node.node_name.startswith('_')]
+
+
+def _noted(trace):
+    """Yields the device of each entry of a trace, the entry, and its begin and end in ms."""
+    for device in trace.step_stats.dev_stats:
+        if device.device.startswith('/job:'):  # others repeat the same entries
+            for node in device.node_stats:
+                begin = node.all_start_micros / 1e3
+                yield device.device, node, begin, begin + node.all_end_rel_micros / 1e3
