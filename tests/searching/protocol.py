@@ -15,6 +15,7 @@ class Protocol:
       modules: list of modules in which the world takes the place of time and threads.
       may_be_killed, may_be_lost: bools, whether a task may be; lost is its machine, silently.
       only_faults: regular expression of the actions that may fail a task, or start it again.
+      verbs: strings, the first words of other actions that may fail something, see `do`.
       most_lives: int, how often a task may be started, in all.
       workers: dict by setting of dicts of workers by task, as `make_worker` made them.
     """
@@ -23,7 +24,7 @@ class Protocol:
     settings = [{}]
     modules = ()
     may_be_killed = may_be_lost = False
-    only_faults = ''
+    only_faults, verbs = '', ()
     most_lives = 3
 
     def __init__(self):
@@ -87,6 +88,10 @@ class Protocol:
             elif not process.is_done and process.life < self.most_lives:
                 found.append(f'start {task}')
         return found + [f'cut {agent.name} off' for agent in world.agents if not agent.is_code]
+
+    def do(self, world, verb, what):
+        """Does an action of its own: one of `verbs`, and what it is done to."""
+        raise NotImplementedError
 
     def calm(self, world):
         """Starts again what is dead, before all come to their end."""

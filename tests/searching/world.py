@@ -8,6 +8,7 @@ import contextlib
 import queue
 import re
 import threading
+import types
 from unittest import mock
 
 from tfdist.start.quiet import tf
@@ -182,11 +183,12 @@ class Process:
       name: string, such as 'worker 1'.
       life: int, which life of the task it is, from 1.
       alive: bool.
+      is_silent: bool, whether it is dead, and nothing tells the others.
     """
 
     def __init__(self, world, name, life):
         self.world, self.name, self.life, self.alive = world, name, life, True
-        self.agents, self.is_done = [], False
+        self.agents, self.is_done, self.is_silent = [], False, False
 
     def thread(self, body, name=None):
         """Starts a thread that runs a function without arguments."""
@@ -285,6 +287,17 @@ class World:
 
     time = seconds = monotonic
 
+    def process_time(self):
+        return 0.
+
+    def event(self):
+        """Stands for `threading.Event`."""
+        return _Event(self)
+
+    def lock(self):
+        """Stands for `threading.Lock`."""
+        return _Lock(self)
+
     def thread(self, target, args=(), daemon=None):
         """Stands for `threading.Thread`."""
         return _Thread(self, lambda: target(*args))
@@ -296,7 +309,8 @@ class World:
     def patched(self, *places):
         """Puts the world in the place of modules' names `time`, `threading` and `awake_clock`."""
         with contextlib.ExitStack() as stack:
-            shim = mock.Mock(spec=['Thread', 'RLock'], Thread=self.thread, RLock=threading.RLock)
+            shim = types.SimpleNamespace(Thread=self.thread, Event=self.event, Lock=self.lock,
+                                         RLock=threading.RLock)
             for module in places:
                 for name, value in (('time', self), ('threading', shim), ('awake_clock', self)):
                     if hasattr(module, name):
@@ -320,7 +334,7 @@ class World:
         """Ends a process. If its machine is lost silently, the ps do not know, and go on for it."""
         process = self.processes[task]
         self.tell(task, 'loses its machine' if silently else 'is killed')
-        process.alive = False
+        process.alive, process.is_silent = False, silently
         self._end_all(process, silently)
 
     def _end_all(self, process, silently):
@@ -473,6 +487,8 @@ class World:
         elif verb == 'cut':
             name = what.partition(' off')[0]
             self.cut(next(agent for agent in self.agents if agent.name == name))
+        elif verb in self.protocol.verbs:
+            self.protocol.do(self, verb, what)
         elif what in self.processes:
             self.kill(what, silently=verb == 'lose')
         else:
@@ -610,3 +626,37 @@ class _Thread:
     def join(self, seconds=1e9):
         if not self._agent.ended:
             self._world.current.wait_for(lambda: self._agent.ended, seconds)
+
+
+class _Event:
+    """An event of the world."""
+
+    def __init__(self, world):
+        self._world, self._is_set = world, False
+
+    def set(self):
+        self._is_set = True
+        self._world.changes += 1
+
+    def is_set(self):
+        return self._is_set
+
+    def wait(self, seconds=1e9):
+        if not self._is_set:
+            self._world.current.wait_for(self.is_set, seconds)
+        return self._is_set
+
+
+class _Lock:
+    """A lock of the world, which one thread has at a time."""
+
+    def __init__(self, world):
+        self._world, self._is_free = world, True
+
+    def __enter__(self):
+        while not self._is_free:
+            self._world.current.wait_for(lambda: self._is_free, _LEAST_SLEEP)
+        self._is_free = False
+
+    def __exit__(self, *_):
+        self._is_free = True
