@@ -5,8 +5,8 @@ it is played: queues and boards in the memory of each worker, and connections be
 """
 
 import collections
-import concurrent.futures
 import contextlib
+import functools
 import itertools
 import types
 from unittest import mock
@@ -22,7 +22,9 @@ from searching.world import Died
 
 elastic = load_program('Ring-AllReduce', 'elastic')
 agreement, ring = elastic.agreement, elastic.ring
-_PATIENCE_SECS = 40.  # of a worker that finds no ring
+_PATIENCE_SECS = 15.  # of a worker that finds no ring
+_APPLY_SECS = 3.
+_BROKEN_AFTER_SECS = 20.  # without an answer a call fails
 _SOON = 20  # looks at the others in which workers that all answer have found a ring
 # What a worker trained: the last step; the batches of all workers up to it; the ring that made it;
 # and what was there before, without which it is something else.
@@ -46,7 +48,7 @@ class _Board:
     def read(self):
         """Returns what another worker shows, after the way there, before the way back."""
         self._world.current.pause()
-        memory = reachable(self._world, self._task)
+        memory = reachable(self._world, self._world.current.process, self._task)
         board = memory and memory.board
         self._world.current.pause()
         return board
@@ -58,9 +60,9 @@ class _Board:
         self._world.changes += 1
 
 
-def reachable(world, task):
-    """Returns the `_Memory` of a task that answers the current one; otherwise None."""
-    me, process = world.current.process, world.processes.get(task)
+def reachable(world, me, task):
+    """Returns the `_Memory` of a task that answers the process `me`; otherwise None."""
+    process = world.processes.get(task)
     if not process or not process.alive or (
             process is not me and {me.name, task} & world.isolated):
         return None
@@ -105,9 +107,9 @@ class Ring(elastic.Ring):
         """Returns a session, once all tasks that it sees answer; TensorFlow waits for ever."""
         for place in {0, self._place.index, (self._place.index + 1) % len(self._place.workers)}:
             task = f'worker {self._place.workers[place]}'
-            while not reachable(self._world, task):
-                self._world.current.wait_for(lambda task=task: reachable(self._world, task), 1.)
-            self._memories[place] = reachable(self._world, task)
+            while not reachable(self._world, self._process, task):
+                self._world.current.wait_for(lambda task=task: reachable(self._world, self._process, task), 1.)
+            self._memories[place] = reachable(self._world, self._process, task)
         self._process.values = self._process.values or _INITIAL
         self._process.marks = self._process.marks or (0, 0)
         self._raw = _Session(self._world)
@@ -128,18 +130,26 @@ class Ring(elastic.Ring):
             self._world.current.wait_for(
                 lambda: self._raw.is_closed or find() is not None, 1.)
 
-    def _put(self, place, name, value):
+    def _is_gone(self, place, since):
+        """Returns whether a call to a worker fails that was made at a time of the world's clock."""
         memory, task = self._memories[place], f'worker {self._place.workers[place]}'
-        key, sent = (self._place.container, name), self._world.clock
+        process = self._world.processes[task]
+        if getattr(process, 'memory', None) is not memory or not (
+                process.alive or process.is_silent):
+            return True
+        return reachable(self._world, self._process, task) is not memory and (
+            self._world.clock - since > _BROKEN_AFTER_SECS)
+
+    def _put(self, place, name, value):
+        memory, sent = self._memories[place], self._world.clock
+        key, task = (self._place.container, name), f'worker {self._place.workers[place]}'
         self._world.current.pause()
 
         def find():
-            process = self._world.processes[task]
-            if getattr(process, 'memory', None) is not memory or not (
-                    process.alive or process.is_silent):
+            if self._is_gone(place, sent):
                 return 'gone'
-            if reachable(self._world, task) is not memory:  # its connection is found dead at last
-                return 'gone' if self._world.clock - sent > 2 * ring.LOST_AFTER_SECS else None
+            if reachable(self._world, self._process, task) is not memory:
+                return None
             if self._place.container in memory.closed:
                 return 'closed'
             return 'room' if name in ('done', 'leave') or not memory.queues[key] else None
@@ -152,17 +162,17 @@ class Ring(elastic.Ring):
         memory.queues[key].append(value)
         self._world.changes += 1
 
-    def _get(self, name, place=None):
+    def _get(self, name, place=None, open_to=None):
+        """Takes from a queue; `open_to` is a place to which the run that does so sends later."""
         place = self._place.index if place is None else place
         memory, task = self._memories[place], f'worker {self._place.workers[place]}'
-        key = self._place.container, name
+        key, began = (self._place.container, name), self._world.clock
 
         def find():
-            process = self._world.processes[task]
-            if getattr(process, 'memory', None) is not memory or not (
-                    process.alive or process.is_silent):
+            if self._is_gone(place, began) or (
+                    open_to is not None and self._is_gone(open_to, began)):
                 return 'gone'
-            if reachable(self._world, task) is not memory:
+            if reachable(self._world, self._process, task) is not memory:
                 return None
             if memory.queues[key]:
                 return 'there'
@@ -179,7 +189,7 @@ class Ring(elastic.Ring):
 
     def _close_queues(self, worker):
         self._world.current.pause()
-        memory = reachable(self._world, f'worker {worker}')
+        memory = reachable(self._world, self._process, f'worker {worker}')
         if memory:
             memory.closed.add(self._place.container)
             for key in [key for key in memory.queues if key[0] == self._place.container]:
@@ -212,7 +222,8 @@ class Ring(elastic.Ring):
     def _take_over(self):
         place = self._place
         if place.index != place.source:
-            values = self._get('start')
+            following = (place.index + 1) % len(place.workers)
+            values = self._get('start', open_to=None if following == place.source else following)
             mine, had = self._process.values, self._process.had
             must(had is None or had < values[1] or mine.step <= values[0].step,
                  'a step is lost that a worker of the ring has:', f'{mine.step} of {self._name}')
@@ -239,10 +250,11 @@ class Ring(elastic.Ring):
         following = (me + 1) % size
         for i in range(size - 1):
             self._put(following, f'scatter {i}', chunks[(me - i) % size])
-            chunks[(me - i - 1) % size] |= self._get(f'scatter {i}')
+            chunks[(me - i - 1) % size] |= self._get(f'scatter {i}', open_to=following)
         for i in range(size - 1):
             self._put(following, f'gather {i}', chunks[(me + 1 - i) % size])
-            chunks[(me - i) % size] = self._get(f'gather {i}')
+            chunks[(me - i) % size] = self._get(
+                f'gather {i}', open_to=following if i < size - 2 else None)
         for chunk in chunks:
             must(chunk == {(place, base) for place in range(size)},
                  'a step is not the sum of all workers:', f'step {base.step + 1} of {self._name}')
@@ -282,6 +294,7 @@ class Rings(protocol.Protocol):
         with contextlib.ExitStack() as stack:
             for place, name, value in (
                     (agreement, 'FLAGS', flags), (elastic, 'FLAGS', flags),
+                    (elastic, '_APPLY_SECS', _APPLY_SECS),
                     (agreement, '_Board', lambda worker, _: _Board(world, worker)),
                     (agreement, 'concurrent', pool),
                     (agreement, 'uuid', types.SimpleNamespace(uuid4=lambda: types.SimpleNamespace(
@@ -308,7 +321,7 @@ class Rings(protocol.Protocol):
             place = workers.next_place(*self._marks(world))
             attempt = process.attempt = elastic.Attempt(workers)
             with contextlib.suppress(elastic.BrokenError):
-                attempt.run(lambda: self._train(world, place, attempt, steps))
+                attempt.run(functools.partial(self._train, world, place, attempt, steps))
 
     @staticmethod
     def _train(world, place, attempt, steps):
@@ -339,7 +352,7 @@ class Rings(protocol.Protocol):
         if process is not me and {me.name, task} & world.isolated or (
                 process and process.is_silent):
             return liveness.LATE
-        return '' if reachable(world, task) else agreement._REFUSED
+        return '' if reachable(world, me, task) else agreement._REFUSED
 
     def _give_up(self, world, line):
         process = world.current.process
