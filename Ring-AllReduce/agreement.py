@@ -140,7 +140,7 @@ class Workers:
         """Takes a cluster resolver, and the `tf.train.Server` of this worker."""
         self._addresses = resolver.cluster_spec().job_tasks('worker')
         self.me, self._all = resolver.task_id, list(range(len(self._addresses)))
-        self._name = f'worker {self.me}'
+        self._name, self._life = f'worker {self.me}', uuid.uuid4().hex
         self.targets = [f'grpc://{address}' for address in self._addresses]
         self.targets[self.me] = server.target
         self._boards = [_Board(*each) for each in enumerate(self.targets)]
@@ -188,7 +188,7 @@ class Workers:
         Returns:
           `ring.Place` of this worker.
         """
-        mine = dict(asks=True, tried=self._tried, values=self._values, step=step, whole=whole,
+        mine = dict(asks=True, life=self._life, tried=self._tried, values=self._values, step=step, whole=whole,
                     batches=self._batches_at(step), ring=self._ring)
         self._boards[self.me].write(**mine)
         began = told = awake_clock.seconds()
@@ -199,7 +199,8 @@ class Workers:
             rings = sorted((board['ring'] for board in boards.values() if board['ring']),
                            key=lambda each: each['ballot'])
             self._known = rings[-1]['workers'] if rings else self._known
-            offers = [each for each in rings if self.me in each['workers']
+            # Not by its place: a process that was started again is not the one that was offered it.
+            offers = [each for each in rings if self._life in each['lives']
                       and each['ballot'] > self._tried and any(
                           board['ring'] == each and not board['asks']
                           for board in boards.values())]
@@ -214,7 +215,9 @@ class Workers:
                                 'they go on from the last checkpoint.')
             if self.me == min(asking) and proposed and proposed == before:  # the view has settled
                 newest = max(board['tried'] for board in boards.values())
-                return self._go_along(dict(proposed, ballot=[newest[0] + 1, uuid.uuid4().hex]))
+                return self._go_along(dict(
+                    proposed, ballot=[newest[0] + 1, uuid.uuid4().hex],
+                    lives=[asking[worker]['life'] for worker in proposed['workers']]))
             told = self._complain(began, told)
             time.sleep(_ROUND_SECS)
 
@@ -241,7 +244,8 @@ class Workers:
                           offer['batches'] - offer['step'] * len(workers))
 
     def _show(self):
-        self._boards[self.me].write(asks=False, tried=self._tried, ring=self._ring)
+        self._boards[self.me].write(asks=False, life=self._life, tried=self._tried,
+                                    ring=self._ring)
 
     def _complain(self, began, told):
         """Says now and then who does not answer, and ends this process after --patience_secs."""
@@ -272,8 +276,9 @@ class Workers:
           asks_long: bool, whether the worker should know by now that it is in this ring.
         """
         board = self._read([worker]).get(worker)
-        return bool(board) and (board['tried'] > self._tried or board['asks'] and (
-            asks_long or board['tried'] == self._tried))
+        return bool(board) and (
+            board['life'] not in self._ring['lives'] or board['tried'] > self._tried
+            or board['asks'] and (asks_long or board['tried'] == self._tried))
 
     def newcomers(self):
         """Returns the workers outside of this ring that ask for one."""
