@@ -188,8 +188,8 @@ class Workers:
         Returns:
           `ring.Place` of this worker.
         """
-        mine = dict(asks=True, life=self._life, tried=self._tried, values=self._values, step=step, whole=whole,
-                    batches=self._batches_at(step), ring=self._ring)
+        mine = dict(asks=True, life=self._life, tried=self._tried, values=self._values, step=step,
+                    whole=whole, batches=self._batches_at(step), ring=self._ring)
         self._boards[self.me].write(**mine)
         began = told = awake_clock.seconds()
         proposed = None

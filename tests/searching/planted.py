@@ -12,7 +12,8 @@ from unittest import mock
 from tfdist.synchronous import accumulators, barrier, contributions, entrance, stamps, tokens
 from tfdist.training import checkpoints, chief, report, save_lock, stopping
 
-from searching import barrier_orders, lock_orders, ssp_orders, stopping_orders, tickets_orders
+from searching import (barrier_orders, lock_orders, members_orders, ring_orders, ssp_orders,
+                       stopping_orders, tickets_orders)
 
 # What is planted: a sentence; the class of the protocol; the object that has the function, and its
 # name; pairs of what stands there and what takes its place; and to find it sooner, the settings and
@@ -22,6 +23,9 @@ Plant = collections.namedtuple('Plant', 'sentence protocol owner function change
 
 BARRIER, STOPPING = barrier_orders.Barrier, stopping_orders.Stopping
 SSP, TICKETS, LOCK = ssp_orders.Ssp, tickets_orders.Tickets, lock_orders.Lock
+MEMBERS, RING = members_orders.Members, ring_orders.Rings
+_SERVE = MEMBERS, members_orders.members, 'serve'
+_AGREE, _ELASTIC = ring_orders.agreement, ring_orders.elastic
 _JOIN = barrier.Barrier, '_make_join'
 _TICKETS = tickets_orders.tickets.Tickets
 _FAST_CHIEF = dict(workers=2, pushes=1, steps=9)  # which completes steps on its own
@@ -211,6 +215,75 @@ PLANTS = {
         save_lock.SaveLock, 'give_back',
         [('self._files.pop(self._path).close()',
           'self._files.pop(self._path).close()\n    os.remove(self._path)')]),
+    'gone before the end': Plant(
+        'A ps ends as soon as nobody takes part.', *_SERVE,
+        [('while addresses or not is_over:', 'while addresses or not heard:')]),
+    'over for all': Plant(
+        'A ps ends as soon as one worker says that training is over.', *_SERVE,
+        [('while addresses or not is_over:', 'while not is_over:')]),
+    'leaves at once': Plant(
+        'A ps forgets a worker that says that it leaves.', *_SERVE,
+        [('if not liveness.silence(address):',
+          'if worker not in going and not liveness.silence(address):')]),
+    'silence is forgotten': Plant(
+        'A worker that does not answer takes part for ever.', *_SERVE,
+        [("> _LOST_AFTER_SECS:", "> 10**9:")]),
+    'joins once': Plant(
+        'A worker does not tell a ps again that came back.', MEMBERS,
+        members_orders.members.Member, 'after_create_session',
+        [("self._tell(session, 'joins' if self._joined else 'waits')",
+          "self._joined or self._tell(session, 'waits')")]),
+    'lonely though not alone': Plant(
+        'A ps does not look whether the workers that it knows answer.', MEMBERS,
+        members_orders.shutdown.Loneliness, 'look',
+        [('not all(map(liveness.silence, addresses))', 'not addresses')]),
+    'still taking part': Plant(
+        'A worker that is lost is counted on.', *_SERVE,
+        [('taking_part.discard(worker)\n                        say', 'say')]),
+    'same place': Plant(
+        'A worker that was started again goes along with the ring of its earlier life.', RING,
+        _AGREE.Workers, 'next_place',
+        [("if self._life in each['lives']", "if self.me in each['workers']")]),
+    'two rings': Plant(
+        'As few as one worker make a ring.', RING, _AGREE, 'next_ring',
+        [('len(holders) + len(missing) < min_workers', 'len(holders) + len(missing) < 1'),
+         ]),
+    'nobody is waited for': Plant(
+        'A ring is made without those that may still ask.', RING, _AGREE, 'next_ring',
+        [('if missing:', 'if False:')]),
+    'oldest values': Plant(
+        'A ring begins with the oldest values.', RING, _AGREE, 'next_ring',
+        [("newest = max(", "newest = min(")]),
+    'fewest steps': Plant(
+        'A ring begins with the values of the fewest steps.', RING, _AGREE, 'next_ring',
+        [("source = max(whole", "source = min(whole")]),
+    'half a step': Plant(
+        'A ring begins with values that are half applied.', RING, _AGREE, 'next_ring',
+        [("== newest and holders[worker]['whole']]", "== newest]")]),
+    'all count': Plant(
+        'Batches are counted as if all workers were in the ring.', RING, _AGREE.Workers,
+        '_batches_at', [("self._ring['workers'])", "self._all)")]),
+    'values of no ring': Plant(
+        'A worker does not remember in which ring its values are from.', RING, _AGREE.Workers,
+        'begins', [('self._values = self._tried', 'pass')]),
+    'same ballot': Plant(
+        'The next ring does not follow the newest one.', RING, _AGREE.Workers, 'next_place',
+        [("newest[0] + 1", "1")]),
+    'nobody leaves': Plant(
+        'A worker does not see that others have gone on.', RING, _AGREE.Workers, 'has_gone_on',
+        [('return bool(board) and (', 'return False and (')]),
+    'nobody is lost': Plant(
+        'A worker that is silent is never lost.', RING, _AGREE.Workers, 'is_lost',
+        [('ring.LOST_AFTER_SECS', '10**9')]),
+    'left at once': Plant(
+        'A thread is left alone while it applies a step.', RING, _ELASTIC.Attempt, '_abandon',
+        [('time.monotonic() > end', 'True')]),
+    'not left alone': Plant(
+        'A thread that was left alone goes on.', RING, _ELASTIC.Attempt, 'goes_on',
+        [('if self._abandoned:', 'if False:')]),
+    'open queues': Plant(
+        'A ring that breaks up leaves its session open.', RING, _ELASTIC.Ring, '_close',
+        [('if self._session:', 'if False:')]),
 }
 
 

@@ -22,7 +22,7 @@ from searching.world import Died
 
 elastic = load_program('Ring-AllReduce', 'elastic')
 agreement, ring = elastic.agreement, elastic.ring
-_PATIENCE_SECS = 15.  # of a worker that finds no ring
+_PATIENCE_SECS = 60.  # of a worker that finds no ring
 _APPLY_SECS = 3.
 _BROKEN_AFTER_SECS = 20.  # without an answer a call fails
 _SOON = 20  # looks at the others in which workers that all answer have found a ring
@@ -106,10 +106,11 @@ class Ring(elastic.Ring):
     def session(self):
         """Returns a session, once all tasks that it sees answer; TensorFlow waits for ever."""
         for place in {0, self._place.index, (self._place.index + 1) % len(self._place.workers)}:
-            task = f'worker {self._place.workers[place]}'
-            while not reachable(self._world, self._process, task):
-                self._world.current.wait_for(lambda task=task: reachable(self._world, self._process, task), 1.)
-            self._memories[place] = reachable(self._world, self._process, task)
+            look = functools.partial(
+                reachable, self._world, self._process, f'worker {self._place.workers[place]}')
+            while not look():
+                self._world.current.wait_for(look, 1.)
+            self._memories[place] = look()
         self._process.values = self._process.values or _INITIAL
         self._process.marks = self._process.marks or (0, 0)
         self._raw = _Session(self._world)
@@ -317,7 +318,7 @@ class Rings(protocol.Protocol):
             types.SimpleNamespace(cluster_spec=lambda: spec, task_id=me),
             types.SimpleNamespace(target=process.name))
         while True:
-            world.looks[process.name] = 0
+            world.looks.clear()  # whoever asks changes what the others have to find
             place = workers.next_place(*self._marks(world))
             attempt = process.attempt = elastic.Attempt(workers)
             with contextlib.suppress(elastic.BrokenError):

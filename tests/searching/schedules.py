@@ -54,8 +54,9 @@ class Drawn:
         draw = self._random.random
         # What fails while somebody waits is what protocols are for; what fails before it has run
         # anything tells little.
-        running = {agent.process.name for agent in world.agents if agent.run}
-        waiting = {agent.process.name for agent in world.agents if agent.run and agent.run.waiting}
+        running = {agent.process.name for agent in world.agents if agent.run or agent.until}
+        waiting = {agent.process.name for agent in world.agents
+                   if agent.until or agent.run and agent.run.waiting}
         self._calm -= 1
         if self._calm < 0 and draw() < self._faults * (4 if waiting else 1 if running else 0.2):
             faults = [each for each in world.faults() if not each.startswith('start')]

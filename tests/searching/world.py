@@ -16,7 +16,7 @@ from tfdist.start.quiet import tf
 from searching import machine as machines
 
 _MOST_ACTIONS = 6000  # after the faults have ended; a schedule has some hundreds
-_MOST_LOOKS = 50  # by each that sleeps and looks again, while nothing changes
+_MOST_LOOKS = 100  # by each that sleeps and looks again, while nothing changes
 _READS = ('ReadVariableOp', 'LookupTableFindV2', 'QueueSizeV2', machines.ARRIVAL, machines.LOCK,
           machines.UNLOCK, 'ResourceAccumulatorNumAccumulated')
 _THREAD = threading.local()
