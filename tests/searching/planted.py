@@ -297,7 +297,7 @@ def plant(one):
         if found != 1:
             raise ValueError(f'"{before}" stands {found} times in {one.function}')
         text = text.replace(before, after)
-    place, made = function.__globals__, {}
+    place, made = getattr(function, '__wrapped__', function).__globals__, {}
     exec(compile(text, one.function, 'exec'), place, made)  # in the module's own names
     with mock.patch.object(one.owner, one.function, made[one.function]):
         yield

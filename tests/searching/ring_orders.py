@@ -272,8 +272,9 @@ class Rings(protocol.Protocol):
     """Workers that agree on rings, and train in them."""
 
     name = 'ring'
-    settings = [dict(workers=2, least=2, steps=3), dict(workers=3, least=2, steps=3),
-                dict(workers=3, least=2, steps=6), dict(workers=5, least=3, steps=3)]
+    # Faults from the start; or only when a step is complete, so that there is something to lose.
+    settings = [dict(workers=2, least=2, steps=3, calm=0), dict(workers=3, least=2, steps=8, calm=1),
+                dict(workers=3, least=2, steps=3, calm=0), dict(workers=5, least=3, steps=5, calm=1)]
     modules = (elastic, agreement, ring)
     may_be_killed = may_be_lost = True
     verbs = 'isolate', 'reconnect'
@@ -323,6 +324,10 @@ class Rings(protocol.Protocol):
             attempt = process.attempt = elastic.Attempt(workers)
             with contextlib.suppress(elastic.BrokenError):
                 attempt.run(functools.partial(self._train, world, place, attempt, steps))
+
+    def begin(self, world):
+        super().begin(world)
+        world.settle(lambda: world.newest[1] >= world.setting['calm'])
 
     @staticmethod
     def _train(world, place, attempt, steps):

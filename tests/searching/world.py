@@ -574,11 +574,14 @@ class World:
             line[:] = [each for each in line if each[0] is not run or each[1] in run.ready]
             self._serve(state)
 
-    def settle(self):
-        """Lets all go on without faults, each as far as it comes, until all have ended."""
+    def settle(self, is_settled=lambda: False):
+        """Lets all go on without faults, each as far as it comes, until a condition holds.
+
+        At the latest it returns when all have ended.
+        """
         agent, changes, idle = None, 0, 0
         for _ in range(_MOST_ACTIONS):
-            if not self.agents:
+            if not self.agents or is_settled():
                 return
             if agent not in self.agents or not agent.can_go_on() or agent.is_idle():
                 options = self.options()
