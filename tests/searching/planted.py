@@ -25,7 +25,7 @@ BARRIER, STOPPING = barrier_orders.Barrier, stopping_orders.Stopping
 SSP, TICKETS, LOCK = ssp_orders.Ssp, tickets_orders.Tickets, lock_orders.Lock
 MEMBERS, RING = members_orders.Members, ring_orders.Rings
 _SERVE = MEMBERS, members_orders.members, 'serve'
-_AGREE, _ELASTIC = ring_orders.agreement, ring_orders.elastic
+_AGREE = ring_orders.agreement
 _JOIN = barrier.Barrier, '_make_join'
 _TICKETS = tickets_orders.tickets.Tickets
 _FAST_CHIEF = dict(workers=2, pushes=1, steps=9)  # which completes steps on its own
@@ -227,12 +227,7 @@ PLANTS = {
           'if worker not in going and not liveness.silence(address):')]),
     'silence is forgotten': Plant(
         'A worker that does not answer takes part for ever.', *_SERVE,
-        [("> _LOST_AFTER_SECS:", "> 10**9:")]),
-    'joins once': Plant(
-        'A worker does not tell a ps again that came back.', MEMBERS,
-        members_orders.members.Member, 'after_create_session',
-        [("self._tell(session, 'joins' if self._joined else 'waits')",
-          "self._joined or self._tell(session, 'waits')")]),
+        [('> _LOST_AFTER_SECS:', '> 10**9:')]),
     'lonely though not alone': Plant(
         'A ps does not look whether the workers that it knows answer.', MEMBERS,
         members_orders.shutdown.Loneliness, 'look',
@@ -243,47 +238,22 @@ PLANTS = {
     'same place': Plant(
         'A worker that was started again goes along with the ring of its earlier life.', RING,
         _AGREE.Workers, 'next_place',
-        [("if self._life in each['lives']", "if self.me in each['workers']")]),
+        [("if self._life in each['lives']", "if self.me in each['workers']")], RING.settings[1:2]),
     'two rings': Plant(
         'As few as one worker make a ring.', RING, _AGREE, 'next_ring',
-        [('len(holders) + len(missing) < min_workers', 'len(holders) + len(missing) < 1'),
-         ]),
+        [('len(holders) + len(missing) < min_workers', 'len(holders) + len(missing) < 1')]),
     'nobody is waited for': Plant(
         'A ring is made without those that may still ask.', RING, _AGREE, 'next_ring',
         [('if missing:', 'if False:')]),
-    'oldest values': Plant(
-        'A ring begins with the oldest values.', RING, _AGREE, 'next_ring',
-        [("newest = max(", "newest = min(")]),
     'fewest steps': Plant(
         'A ring begins with the values of the fewest steps.', RING, _AGREE, 'next_ring',
-        [("source = max(whole", "source = min(whole")]),
-    'half a step': Plant(
-        'A ring begins with values that are half applied.', RING, _AGREE, 'next_ring',
-        [("== newest and holders[worker]['whole']]", "== newest]")]),
-    'all count': Plant(
-        'Batches are counted as if all workers were in the ring.', RING, _AGREE.Workers,
-        '_batches_at', [("self._ring['workers'])", "self._all)")]),
+        [('source = max(whole', 'source = min(whole')], RING.settings[1:2]),
     'values of no ring': Plant(
         'A worker does not remember in which ring its values are from.', RING, _AGREE.Workers,
-        'begins', [('self._values = self._tried', 'pass')]),
-    'same ballot': Plant(
-        'The next ring does not follow the newest one.', RING, _AGREE.Workers, 'next_place',
-        [("newest[0] + 1", "1")]),
+        'begins', [('self._values = self._tried', 'pass')], RING.settings[1:2]),
     'nobody leaves': Plant(
         'A worker does not see that others have gone on.', RING, _AGREE.Workers, 'has_gone_on',
         [('return bool(board) and (', 'return False and (')]),
-    'nobody is lost': Plant(
-        'A worker that is silent is never lost.', RING, _AGREE.Workers, 'is_lost',
-        [('ring.LOST_AFTER_SECS', '10**9')]),
-    'left at once': Plant(
-        'A thread is left alone while it applies a step.', RING, _ELASTIC.Attempt, '_abandon',
-        [('time.monotonic() > end', 'True')]),
-    'not left alone': Plant(
-        'A thread that was left alone goes on.', RING, _ELASTIC.Attempt, 'goes_on',
-        [('if self._abandoned:', 'if False:')]),
-    'open queues': Plant(
-        'A ring that breaks up leaves its session open.', RING, _ELASTIC.Ring, '_close',
-        [('if self._session:', 'if False:')]),
 }
 
 
@@ -297,7 +267,7 @@ def plant(one):
         if found != 1:
             raise ValueError(f'"{before}" stands {found} times in {one.function}')
         text = text.replace(before, after)
-    place, made = getattr(function, '__wrapped__', function).__globals__, {}
+    place, made = function.__globals__, {}
     exec(compile(text, one.function, 'exec'), place, made)  # in the module's own names
     with mock.patch.object(one.owner, one.function, made[one.function]):
         yield

@@ -226,7 +226,7 @@ class Ring(elastic.Ring):
             following = (place.index + 1) % len(place.workers)
             values = self._get('start', open_to=None if following == place.source else following)
             mine, had = self._process.values, self._process.had
-            must(had is None or had < values[1] or mine.step <= values[0].step,
+            must(had is None or had < (values[1] or []) or mine.step <= values[0].step,
                  'a step is lost that a worker of the ring has:', f'{mine.step} of {self._name}')
             self._set(values[0], -1)
             self._process.had = values[1]
@@ -273,8 +273,9 @@ class Rings(protocol.Protocol):
 
     name = 'ring'
     # Faults from the start; or only when a step is complete, so that there is something to lose.
-    settings = [dict(workers=2, least=2, steps=3, calm=0), dict(workers=3, least=2, steps=8, calm=1),
-                dict(workers=3, least=2, steps=3, calm=0), dict(workers=5, least=3, steps=5, calm=1)]
+    settings = [
+        dict(workers=2, least=2, steps=3, calm=0), dict(workers=3, least=2, steps=8, calm=1),
+        dict(workers=3, least=2, steps=3, calm=0), dict(workers=5, least=3, steps=5, calm=1)]
     modules = (elastic, agreement, ring)
     may_be_killed = may_be_lost = True
     verbs = 'isolate', 'reconnect'
