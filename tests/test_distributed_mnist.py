@@ -396,6 +396,7 @@ def loss_by(checkpoint, suffix, records):
     return np.mean(np.log(np.exp(scores).sum(axis=1)) - of_labels)
 
 
+@pytest.mark.thorough  # tests/test_user.py runs the folder
 def test_moving_averages_are_evaluated_and_exported(programs, records):
     """As by the chief's test; and they are not the parameters."""
     model_dir = programs.directory / 'model'

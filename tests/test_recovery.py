@@ -226,7 +226,7 @@ def test_with_backup_workers_the_chief_is_missed(together):
 
 @pytest.mark.parametrize('num_ps, victim', [
     (1, 0), pytest.param(2, 0, marks=pytest.mark.thorough),
-    (2, 1)])
+    pytest.param(2, 1, marks=pytest.mark.thorough)])
 def test_a_synchronous_job_resumes_when_a_ps_died(together, tmp_path, num_ps, victim):
     """What was pushed to the other ps is of no use; global step and tokens are on ps 0."""
     tasks, servers, workers = together(2, f'--model_dir={tmp_path / "model"}',

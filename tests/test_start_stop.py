@@ -51,6 +51,7 @@ def test_synchronous_workers_of_different_speed(programs, cycle):
     assert [match['name'] for match in run.matches(TEST)] == names[:1]
 
 
+@pytest.mark.thorough
 def test_a_worker_that_starts_10_seconds_late(programs):
     tasks = Tasks(programs, flags=['--train_steps=2000', '--log_every_n_steps=20'])
     ps = tasks.start('ps', 0)
