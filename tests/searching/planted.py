@@ -6,12 +6,14 @@ Each changes a line or two of a function of the library, or of a folder.
 import collections
 import contextlib
 import inspect
+import pathlib
 import textwrap
 from unittest import mock
 
 from tfdist.synchronous import accumulators, barrier, contributions, entrance, stamps, tokens
 from tfdist.training import checkpoints, chief, report, save_lock, stopping
 
+from processes import ROOT
 from searching import (barrier_orders, lock_orders, members_orders, ring_orders, ssp_orders,
                        stopping_orders, tickets_orders)
 
@@ -257,17 +259,49 @@ PLANTS = {
 }
 
 
-@contextlib.contextmanager
-def plant(one):
-    """Has the code as it is with a fault, in the block."""
-    function = inspect.getattr_static(one.owner, one.function)
-    text = textwrap.dedent(inspect.getsource(function))
+def _function(one):
+    """Returns the function into which a fault is planted, as it is."""
+    return inspect.getattr_static(one.owner, one.function)
+
+
+def _changed(one):
+    """Returns the text of the function with the fault in it, from the left edge on."""
+    text = textwrap.dedent(inspect.getsource(_function(one)))
     for before, after in one.changes:
         found = text.count(before)
         if found != 1:
             raise ValueError(f'"{before}" stands {found} times in {one.function}')
         text = text.replace(before, after)
-    place, made = function.__globals__, {}
-    exec(compile(text, one.function, 'exec'), place, made)  # in the module's own names
+    return text
+
+
+@contextlib.contextmanager
+def plant(one):
+    """Has the code as it is with a fault, in the block."""
+    place, made = _function(one).__globals__, {}
+    exec(compile(_changed(one), one.function, 'exec'), place, made)  # in the module's own names
     with mock.patch.object(one.owner, one.function, made[one.function]):
         yield
+
+
+def path(one):
+    """Returns the path of the file into which a fault is planted, in the collection."""
+    return pathlib.Path(inspect.getsourcefile(_function(one))).relative_to(ROOT)
+
+
+def plant_in_copy(one, root):
+    """Puts a fault into a copy of its file, for processes that run the copy.
+
+    Args:
+      one: `Plant`.
+      root: `pathlib.Path` of a directory with copies of the folder and of the library.
+    """
+    lines, number = inspect.getsourcelines(_function(one))
+    copy = root / path(one)
+    text = copy.read_text(encoding='utf-8').splitlines(keepends=True)
+    begin, end = number - 1, number - 1 + len(lines)
+    if text[begin:end] != lines:
+        raise ValueError(f'{copy} is another file than the one that was loaded')
+    indent = lines[0][:len(lines[0]) - len(lines[0].lstrip())]
+    text[begin:end] = [textwrap.indent(_changed(one), indent)]
+    copy.write_text(''.join(text), encoding='utf-8')
