@@ -295,6 +295,7 @@ def programs(tmp_path):
     started = Programs(tmp_path)
     yield started
     left = started.end()
+    print(started)  # pytest shows it if the test fails
     assert not left
 
 

@@ -80,11 +80,18 @@ def trainer(folder):
 
 
 @functools.lru_cache(maxsize=None)
+def _warm_path():
+    """Returns where the interpreter of `warm_python` is, or will be."""
+    directory = tempfile.mkdtemp(prefix='warm-')
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return f'{directory}/python'
+
+
+@functools.lru_cache(maxsize=None)
 def warm_python():
     """Returns the path of an interpreter that has TensorFlow loaded, see warm.py."""
-    directory = pathlib.Path(tempfile.mkdtemp(prefix='warm-'))
-    atexit.register(shutil.rmtree, str(directory), ignore_errors=True)
-    stand_in = directory / 'python'
+    stand_in = pathlib.Path(_warm_path())
+    directory = stand_in.parent
     program = pathlib.Path(__file__).resolve().parent / 'warm.py'
     stand_in.write_text(f'#!/bin/sh\nWARM={directory}/socket exec "{sys.executable}" -IS '
                         f'"{program}" "$@"\n', encoding='utf-8')
@@ -185,8 +192,8 @@ class Program:
         (os.killpg if group else os.kill)(self.pid, signum)
 
     def kill(self):
-        """Ends it as `kill -9` does."""
-        self.send(signal.SIGKILL)
+        """Ends it as `kill -9` does; when this returns it is gone, and so is whatever it held."""
+        self.send(signal.SIGUSR1 if self._command[0] == _warm_path() else signal.SIGKILL)
         self._popen.wait()
 
     def left(self):
@@ -224,6 +231,9 @@ class Programs:
     def __init__(self, directory):
         self.directory = directory
         self._all = []
+
+    def __str__(self):
+        return '\n'.join(map(str, self._all))
 
     def start(self, command, cwd=None, env=None):
         """Starts a command, a list of strings; returns a `Program`."""

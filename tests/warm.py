@@ -3,8 +3,9 @@
 
 To load TensorFlow takes a second or two of a processor, in each process of each run: about half of
 what the tests take. All else is as in a process that starts: the program, the library that it finds
-and its flags are loaded by the program itself. Whoever looks at how processes start, or kills and
-pauses them, takes a real interpreter.
+and its flags are loaded by the program itself. Whoever looks at how processes start, or pauses one,
+takes a real interpreter. `Program.kill` asks for the program's end by SIGUSR1: killed itself, the
+stand-in would be gone before the program is, which may still listen on its port.
 
     warm.py --serve SOCKET     loads TensorFlow, and forks until its stdin is closed
     WARM=SOCKET warm.py ...    stands in for `python ...`: its streams, its environment, its status
@@ -19,7 +20,8 @@ import signal
 import socket
 import sys
 
-_FORWARDED = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+_FORWARDED = {signal.SIGTERM: signal.SIGTERM, signal.SIGINT: signal.SIGINT,
+              signal.SIGHUP: signal.SIGHUP, signal.SIGUSR1: signal.SIGKILL}
 _SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 _LARGEST = 2 ** 20  # bytes of a request
 _INHERITED = 'TFDIST_TOLD'  # in the environment: a descriptor that the launcher hands on
@@ -146,7 +148,7 @@ def stand_in(path):
     connection.connect(path)
     for signum in _FORWARDED:
         if signal.getsignal(signum) != signal.SIG_IGN:
-            signal.signal(signum, lambda number, _: connection.sendall(bytes([number])))
+            signal.signal(signum, lambda number, _: connection.sendall(bytes([_FORWARDED[number]])))
     request = {'argv': sys.argv[1:], 'cwd': os.getcwd(), 'env': dict(os.environ)}
     inherited = [int(os.environ[_INHERITED])] if _INHERITED in os.environ else []
     connection.sendmsg([json.dumps(request).encode() + b'\n'], [
@@ -154,7 +156,8 @@ def stand_in(path):
     answer = connection.makefile().readline()
     status = int(answer) if answer else signal.SIGKILL
     if os.WIFSIGNALED(status):
-        signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        if os.WTERMSIG(status) != signal.SIGKILL:  # whose action cannot be set
+            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
         os.kill(os.getpid(), os.WTERMSIG(status))
     os._exit(os.WEXITSTATUS(status))
 
