@@ -148,7 +148,8 @@ class Workers:
         self._silent = {}  # by worker: since when, and why
         self._known, self._ring = [], None  # the workers of the newest ring seen; this one's ring
         self._tried = self._values = _NONE  # the newest ring gone along with; whose values it has
-        self.is_first_ring, self._lock, self._claimed = False, None, False
+        self.is_first_ring, self._claimed = False, False
+        self._lock = self._wanted = None  # on --model_dir: held; held by another worker
         keepalive.begin()
 
     def look(self, workers):
@@ -171,6 +172,11 @@ class Workers:
         since, reason = self._silent.get(worker, (0, ''))
         return reason == _REFUSED or bool(reason) and (
             awake_clock.seconds() - since > ring.LOST_AFTER_SECS)
+
+    def _cut_off(self, boards):
+        """Returns the workers of the last ring that may be there, though they have no `boards`."""
+        return [worker for worker in self._known if worker not in boards
+                and self._silent.get(worker, (0, ''))[1] != _REFUSED]
 
     def _read(self, workers):
         """Returns the boards of those workers that answer, a dict."""
@@ -211,8 +217,10 @@ class Workers:
                 before, proposed = proposed, next_ring(
                     asking, self._known, self.is_lost, FLAGS.min_workers, len(self._all))
             except TooFewError as error:
-                console.give_up(f'{self._name}: {error}. Start all workers again: with --model_dir '
-                                'they go on from the last checkpoint.')
+                proposed = None
+                if not self._cut_off(boards):
+                    console.give_up(f'{self._name}: {error}. Start all workers again: with '
+                                    '--model_dir they go on from the last checkpoint.')
             if self.me == min(asking) and proposed and proposed == before:  # the view has settled
                 newest = max(board['tried'] for board in boards.values())
                 return self._go_along(dict(
@@ -285,9 +293,17 @@ class Workers:
         boards = self._read([each for each in self._all if each not in self._ring['workers']])
         return [worker for worker, board in boards.items() if board['asks']]
 
+    def can_save_now(self):
+        """Returns whether this worker, which was to save and could not, can from the next ring."""
+        if not self._wanted or not self._wanted.take():
+            return False
+        self._lock, self._wanted = self._wanted, None
+        return True
+
     def model_dir(self):
         """Returns --model_dir if this worker is the one that saves in its ring; otherwise None."""
         is_first, directory = self._ring['workers'][0] == self.me, FLAGS.model_dir
+        self._wanted = None
         if self._lock and not is_first:
             self._lock.give_back()
             self._lock = None
@@ -305,6 +321,7 @@ class Workers:
                 if time.monotonic() > deadline:
                     console.say(self._name, f'--model_dir={directory} is locked by a worker that '
                                 'is not in the ring: nobody saves')
+                    self._wanted = lock
                     return None
                 time.sleep(_ROUND_SECS)
         except OSError as error:

@@ -204,9 +204,9 @@ class Ring(ring.Ring):
             raise
 
     def take_in(self):
-        """Ends this ring if another worker asks to join. Call it between two steps."""
+        """Ends this ring if there is reason for another one. Call it between two steps."""
         self._stepped = awake_clock.seconds()
-        if self._newcomers:
+        if self._newcomers or self._workers.can_save_now():
             raise BrokenError
 
     def _watch(self):

@@ -70,7 +70,7 @@ class Hosts:
         self._lost = lost
         self._ports = {name: f'port{i}' for i, name in enumerate(names, 1)}
         self.shared = {name: directory / ('mnt' if share else f'mnt-{name}') for name in names}
-        self._holders = {}
+        self._holders, self._is_divided = {}, False
         self._pids = directory / 'pids.json'  # for what stands in for Python
 
     def __enter__(self):
@@ -179,6 +179,19 @@ class Hosts:
     def plug(self, name, state='up'):
         """Connects a host with the others again, or with the state 'down' cuts it off."""
         self._on_switch('ip', 'link', 'set', self._ports[name], state)
+
+    def divide(self, *names):
+        """Has these hosts reach each other, and no others: two networks instead of one.
+
+        Without names all are on one network again. Only for a switch of the system.
+        """
+        if not self._is_divided:
+            self._is_divided = True
+            self._on_switch('ip', 'link', 'add', 'name', 'second', 'type', 'bridge')
+            self._on_switch('ip', 'link', 'set', 'second', 'up')
+        for name, port in self._ports.items():
+            self._on_switch('ip', 'link', 'set', port, 'master',
+                            'second' if name in names else 'switch')
 
     def silence(self, name, other, begins=True):
         """Loses what a host sends to another one, or no longer; the other way all arrives."""

@@ -6,8 +6,11 @@ import signal
 import sys
 import time
 
+from absl import flags
 import pytest
 import tensorflow.compat.v1 as tf
+
+from tfdist.training import busy, sessions
 
 from conftest import load_program
 from processes import BEGINS, checkpoints, DID, ROOT, STEP, Tasks, TEST, wait_until
@@ -74,10 +77,36 @@ def test_who_has_no_values_does_not_count(next_ring):
 
 # Real processes.
 
+def test_nobody_listens_for_a_ring_that_broke_up(toy, monkeypatch):
+    """Its trainer has no end: that of the next ring takes its place."""
+    def listen(board, *args):
+        begun.append(board)
+        its_listen(board, *args)
+        ended.append(board)
+
+    def join_ring():
+        worker, = toy('Ring-AllReduce', [0], implementation='ring', scale_learning_rate=False,
+                      warmup_steps=0)
+        with worker.graph.as_default():
+            sessions.Trainer.of(worker.scheme).after_create_session(worker.session, None)
+
+    flags.FLAGS.mark_as_parsed()
+    begun, ended, its_listen = [], [], busy.Board.listen
+    monkeypatch.setattr(busy.Board, 'listen', listen)
+    monkeypatch.setattr(busy, '_LOOK_EVERY_SECS', 0.05)
+    join_ring()
+    time.sleep(0.5)
+    assert len(begun) == 1 and not ended
+    join_ring()
+    wait_until(lambda: ended, 'the first one listens')
+    assert len(begun) == 2 and ended == begun[:1]
+
+
 class Run:
     """Workers of an elastic ring, in processes of their own."""
 
-    def __init__(self, programs, num_workers, *flags, folder='Ring-AllReduce'):
+    def __init__(self, programs, num_workers, *flags, folder='Ring-AllReduce',
+                 python=sys.executable):  # a test may stop them
         straggler = ','.join(f'{i}:0.03' for i in range(num_workers))
         self.model_dir = programs.directory / 'model'
         self.tasks = Tasks(
@@ -85,7 +114,7 @@ class Run:
                 f'--min_workers={num_workers // 2 + 1}', '--train_steps=100000',
                 '--log_every_n_steps=5', f'--straggler={straggler}', '--scale_learning_rate',
                 f'--model_dir={self.model_dir}', *flags],
-            python=sys.executable)  # a test may stop them
+            python=python)
         self.workers = {i: self.tasks.start('worker', i) for i in range(num_workers)}
 
     def train(self):
@@ -112,33 +141,43 @@ class Run:
 
     def agree(self, *tasks):
         """Asserts that some workers have the same values after the same step, bit for bit."""
-        reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(self.model_dir)))
-        shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-        end = time.monotonic() + 60
+        agree(self.model_dir, {task: self.tasks.cluster['worker'][task] for task in tasks})
 
-        def watch(task):
-            with tf.Graph().as_default(), tf.device(f'/job:worker/task:{task}'):
-                values = {name: tf.get_variable(name, shapes[name], dtypes[name])
-                          for name in sorted(shapes)}
-                step = values['global_step']
-                config = tf.ConfigProto(device_filters=[f'/job:worker/task:{task}'])
-                with tf.Session(f'grpc://{self.tasks.cluster["worker"][task]}',
-                                config=config) as session:
-                    while time.monotonic() < end and len(common()) < 5:
-                        before, now, after = (session.run(each) for each in (step, values, step))
-                        if before == after:  # between two steps
-                            seen[task][int(before)] = {name: value.tobytes()
-                                                       for name, value in now.items()}
 
-        def common():
-            return set.intersection(*(set(seen[task]) for task in tasks))
+def agree(model_dir, addresses):
+    """Asserts that workers have the same values after the same step, bit for bit.
 
-        seen = {task: {} for task in tasks}
-        with concurrent.futures.ThreadPoolExecutor(len(tasks)) as pool:
-            list(pool.map(watch, tasks))
-        assert len(common()) >= 5
-        for step in common():
-            assert all(seen[task][step] == seen[tasks[0]][step] for task in tasks)
+    Args:
+      model_dir: a directory with a checkpoint of theirs, for the names of the values.
+      addresses: dict by task.
+    """
+    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(model_dir)))
+    shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    end = time.monotonic() + 60
+
+    def watch(task):
+        with tf.Graph().as_default(), tf.device(f'/job:worker/task:{task}'):
+            values = {name: tf.get_variable(name, shapes[name], dtypes[name])
+                      for name in sorted(shapes)}
+            step = values['global_step']
+            config = tf.ConfigProto(device_filters=[f'/job:worker/task:{task}'])
+            with tf.Session(f'grpc://{addresses[task]}', config=config) as session:
+                while time.monotonic() < end and len(common()) < 5:
+                    before, now, after = (session.run(each) for each in (step, values, step))
+                    if before == after:  # between two steps
+                        seen[task][int(before)] = {name: value.tobytes()
+                                                   for name, value in now.items()}
+
+    def common():
+        return set.intersection(*map(set, list(seen.values())))
+
+    seen = {task: {} for task in addresses}
+    with concurrent.futures.ThreadPoolExecutor(len(seen)) as pool:
+        list(pool.map(watch, seen))
+    assert len(common()) >= 5
+    for step in common():
+        values = [each[step] for each in seen.values()]
+        assert all(each == values[0] for each in values)
 
 
 @pytest.fixture
@@ -241,6 +280,23 @@ def test_who_was_stopped_joins_when_it_is_woken(start, victim):
         assert line['what'] == f'worker {victim} is back'
         assert line['step'] == lines[0]['step']
     run.agree(0, 1, 2)
+
+
+@pytest.mark.thorough
+def test_who_saves_when_the_one_that_did_is_stopped_and_then_killed(start):
+    """Until then it keeps its lock; afterwards the others save, in a new ring."""
+    run = start(3, '--save_checkpoint_secs=1').train()
+    run.workers[0].send(signal.SIGSTOP)
+    for worker in run.others(0):
+        worker.wait_for(GOES_ON)
+    run.workers[1].wait_for(r'worker 1: --model_dir=\S+ is locked by a worker that is not in the '
+                            'ring: nobody saves')
+    run.workers[1].wait_for(STEP, len(run.workers[1].matches(STEP)) + 3)
+    saved = checkpoints(run.model_dir)[-1]
+    run.kill(0)
+    for worker in run.others(0):
+        assert worker.wait_for(GOES_ON, 2)['what'] == 'a new ring'
+    wait_until(lambda: checkpoints(run.model_dir)[-1] > saved, 'nobody saves:', *run.others(0))
 
 
 @pytest.mark.thorough
