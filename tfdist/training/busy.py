@@ -37,6 +37,10 @@ class Board:
         self.graph = tf.get_default_graph()
         _BOARDS[:] = [self]
 
+    def is_this_programs(self):
+        """Returns whether no other board was made after this one."""
+        return _BOARDS == [self]
+
     def beat(self, session, doing, ended):
         """Beats in a `tf.Session` until `ended`, an event; `doing` is a key of _DOINGS."""
         for number in itertools.count():

@@ -146,9 +146,10 @@ class Trainer(tf.train.SessionRunHook):
             threading.Thread(target=self._listen, args=(session,), daemon=True).start()
 
     def _listen(self, session):
-        """Hears what others are busy with, until the session ends."""
+        """Hears what others are busy with, until the session ends or another trainer trains."""
         with until_it_ends():
-            self._board.listen(session, lambda: self._session is session)
+            self._board.listen(session, lambda: self._session is session and (
+                self._board.is_this_programs()))  # who was left alone has no `end`
 
     def run(self):
         """Waits until this worker may go on, and returns the values of one run of `train_op`."""
