@@ -1,19 +1,23 @@
 """A ring that goes on without a worker that is lost, and takes in one that comes back."""
 
 import concurrent.futures
+import contextlib
+import json
+import os
 import shutil
 import signal
 import sys
 import time
 
 from absl import flags
+import psutil
 import pytest
 import tensorflow.compat.v1 as tf
 
 from tfdist.training import busy, sessions
 
 from conftest import load_program
-from processes import BEGINS, checkpoints, DID, ROOT, STEP, Tasks, TEST, wait_until
+from processes import BEGINS, checkpoints, DID, RESUMES, ROOT, STEP, Tasks, TEST, wait_until
 
 GOES_ON = (r'worker \d: (?P<what>.+); (?P<size>\d) of \d go on from step (?P<step>\d+), '
            r'learning rate (?P<rate>[\d.]+)')
@@ -356,6 +360,72 @@ def test_a_worker_that_never_comes(programs):
         '--min_workers=2', '--patience_secs=5'])
     for worker in [tasks.start('worker', i) for i in (0, 2)]:
         worker.fails(r'worker \d: .*worker 1 at \S+ does not answer \(.+\).* Gave up after 5 s\.')
+
+
+# bash run.sh.
+
+def begun(programs, *flags):
+    """Starts three workers by run.sh; returns the run when all train, and a checkpoint is there."""
+    directory = programs.directory / 'model'
+    run = programs.run_sh('Ring-AllReduce', '--min_workers=2', '--train_steps=800',
+                          '--log_every_n_steps=5', '--straggler=0:0.05,1:0.05,2:0.05',
+                          f'--model_dir={directory}', '--save_checkpoint_secs=1', *flags, WORKERS=3)
+    wait_until(lambda: len({line['name'] for line in run.matches(STEP)}) == 3
+               and checkpoints(directory)[1:] or not run.running, 'do not begin:', run)
+    return run
+
+
+def kill(run, *victims):
+    """Kills workers of a run, as the system does when memory is short."""
+    for process in run.left():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            task = json.loads(process.environ().get('TF_CONFIG', '{}')).get('task', {})
+            if task.get('index') in victims:
+                process.kill()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize('victim', [0, 1])
+def test_run_sh_lets_the_others_go_on(programs, victim):
+    run = begun(programs)
+    kill(run, victim)
+    run.wait_for(rf'run\.sh: worker {victim} was killed \(SIGKILL\); the others go on')
+    run.ends_well()
+    others = [f'worker {i}' for i in range(3) if i != victim]
+    assert sorted(line['name'] for line in run.matches(DID)) == others, str(run)
+    assert [line['name'] for line in run.matches(TEST)] == others[:1]
+    assert not run.left()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize('victim', [0, 1])
+def test_run_sh_starts_one_again_alone(programs, victim):
+    run = begun(programs, '--restarts=1')
+    kill(run, victim)
+    run.wait_for(rf'run\.sh: worker {victim} was killed \(SIGKILL\); the others go on; '
+                 'restart 1 of 1')
+    wait_until(lambda: [line for line in run.matches(GOES_ON) if line['size'] == '3']
+               or not run.running, 'does not join:', run)
+    run.ends_well()
+    assert sorted(line['name'] for line in run.matches(DID)) == [f'worker {i}' for i in range(3)]
+    assert [line['name'] for line in run.matches(TEST)] == ['worker 0'], str(run)
+    assert not run.matches(RESUMES) and not run.left()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize('restarts', [0, 3])
+def test_run_sh_when_too_few_are_left(programs, restarts):
+    run = begun(programs, f'--restarts={restarts}')
+    kill(run, 0, 1)
+    if not restarts:
+        run.fails('worker 2: lost worker 0, worker 1; 1 of 3 left with values')
+        assert run.wait() == os.EX_TEMPFAIL
+    else:
+        run.wait_for(r'run\.sh: worker \d gave up, as it lost another task \(status 75\); '
+                     'restart 3 of 3')
+        run.wait_for(RESUMES)
+        assert run.wait() == 0 and len(run.matches(DID)) == 3, str(run)
+    assert not run.left()
 
 
 @pytest.mark.parametrize('num_workers, min_workers', [(2, 1), (4, 2), (3, 4)])

@@ -1,10 +1,12 @@
 """bash run.sh --restarts=3: the launcher starts all tasks again when one is lost.
 
-The programs are played by small ones, which load no TensorFlow and end as a test says.
+Or that one alone, where the others go on. The programs are played by small ones, which load no
+TensorFlow and end as a test says.
 """
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -15,7 +17,8 @@ from tfdist.start import launch
 
 from processes import PATIENCE, ROOT, wait_until
 
-# Ends as the plan says of each try: with a status, or the signal of a name, or it waits.
+# Ends as the plan says of each try: with a status, or the signal of a name, or it waits; with
+# 'asked' before that, as soon as the test asks for it.
 PROGRAM = f"""
 import fcntl, json, os, pathlib, signal, sys, time
 from tfdist.start import told_once
@@ -30,18 +33,25 @@ def started():
 with (here / 'starts').open('a') as starts:
     starts.write(json.dumps([name, config.get('cluster'), sys.argv[1:]]) + '\\n')
 tries = [start[0] for start in started()].count(name)
-while config and sum(bool(start[1]) for start in started()) < 3 * tries:
+alone = tries > 1 and '--min_workers=2' in sys.argv
+size = sum(map(len, config['cluster'].values())) if config else 0
+while not alone and sum(bool(start[1]) for start in started()) < size * tries:
     time.sleep(0.01)  # until all have started
 if told_once.is_new('a mistake'):
     print('a mistake', flush=True)
 end = json.loads((here / 'plan').read_text()).get(name, [0])[tries - 1:] or [0]
+end = str(end[0]).split()
 if end[0] == 'waits':
     time.sleep({10 * PATIENCE})
-if isinstance(end[0], str):
-    os.kill(os.getpid(), getattr(signal, end[0]))
-sys.exit(end[0])
+while end[0] == 'asked' and not (here / 'asked').exists():
+    time.sleep(0.01)
+if end[-1].startswith('SIG'):
+    os.kill(os.getpid(), getattr(signal, end[-1]))
+sys.exit(int(end[-1]))
 """
 WORKERS = '--start-ps=1', '--start-workers=2'
+ELASTIC = '--start-workers=3', '--others-go-on-with=min_workers'
+LATE_SECS = 2
 NOTHING_KEPT = 'run.sh: without --model_dir nothing is kept: a restart begins at step 0'
 
 
@@ -68,9 +78,14 @@ class Folder:
         """
         (self._path / 'plan').write_text(json.dumps(
             {name.replace('_', ' '): ends for name, ends in plan.items()}), encoding='utf-8')
-        launch = f'from tfdist.start import launch; launch.main({str(self._path)!r})'
+        launch = (f'from tfdist.start import launch; launch._LATE_SECS = {LATE_SECS}; '
+                  f'launch.main({str(self._path)!r})')
         self.run = self._programs.start([sys.executable, '-c', launch, *job, *flags],
                                         env={'PYTHONPATH': str(ROOT)})
+
+    def ask(self):
+        """Asks those to end that wait for that."""
+        (self._path / 'asked').touch()
 
     def ends(self, status, *says, err=()):
         """Waits for the end; asserts what it was, and what the launcher said meanwhile."""
@@ -197,3 +212,106 @@ def test_mistakes(folder, flags, complaint):
     folder.starts(*flags)
     folder.run.fails(f'^run.sh: {complaint}')
     assert not folder.run.out and not folder.started()
+
+
+# Folders in which the others go on.
+
+KILLED = 'run.sh: worker 1 was killed (SIGKILL); the others go on'
+
+
+def elastic(folder, *flags, job=ELASTIC, **plan):
+    """Starts workers that end when they are asked to, but for a plan."""
+    plan = {**{f'worker_{i}': ['asked 0'] for i in range(3)}, **plan}
+    folder.starts('--min_workers=2', *flags, job=job, **plan)
+
+
+def test_the_others_go_on(folder):
+    elastic(folder, worker_1=['SIGKILL'])
+    folder.run.wait_for(re.escape(KILLED))
+    time.sleep(1.5)  # a restart would come after 1 s
+    folder.ask()
+    folder.ends(0, KILLED)
+    assert len(folder.started()) == 3
+
+
+def test_the_one_that_was_killed_starts_again_alone(folder):
+    """At its address and with its flags."""
+    elastic(folder, '--restarts=3', '--model_dir=kept', worker_1=['SIGKILL', 'asked 0'])
+    wait_until(lambda: len(folder.started()) == 4, folder.run)
+    folder.ask()
+    folder.ends(0, f'{KILLED}; restart 1 of 3')
+    first, second = [start for start in folder.started() if start[0] == 'worker 1']
+    assert first == second and '--min_workers=2' in first[2]
+    assert not any('go-on' in flag for flag in first[2])
+
+
+@pytest.mark.thorough
+def test_it_is_killed_more_often_than_it_may_start_again(folder):
+    elastic(folder, '--restarts=1', '--model_dir=kept', worker_1=['SIGKILL', 'SIGKILL'])
+    folder.run.wait_for('.*no restart is left of 1')
+    folder.ask()
+    folder.ends(0, f'{KILLED}; restart 1 of 1', f'{KILLED}; no restart is left of 1')
+    assert len(folder.started()) == 4
+
+
+@pytest.mark.parametrize('restarts', [0, 2])
+def test_too_few_are_left(folder, restarts):
+    """Who says so gives up; then all start again, if a restart is left."""
+    elastic(folder, f'--restarts={restarts}', worker_0=[f'asked {os.EX_TEMPFAIL}'],
+            worker_1=['SIGKILL', 'waits'], worker_2=['waits'])
+    folder.run.wait_for(f'{re.escape(KILLED)}.*')
+    wait_until(lambda: not restarts or len(folder.started()) == 4, folder.run)
+    folder.ask()
+    if not restarts:
+        folder.ends(os.EX_TEMPFAIL, KILLED)
+        return
+    folder.ends(0, NOTHING_KEPT.replace('restart', 'restart of all tasks'),
+                f'{KILLED}; restart 1 of 2',
+                'run.sh: worker 0 gave up, as it lost another task (status 75); restart 2 of 2')
+    assert sorted(start[0] for start in folder.started()[4:]) == [f'worker {i}' for i in range(3)]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize('end, status', [('1', 1), ('SIGTERM', 143), ('SIGINT', 130)])
+def test_a_mistake_ends_the_others_also_where_they_go_on(folder, end, status):
+    elastic(folder, '--restarts=3', '--model_dir=kept', worker_0=['waits'],
+            worker_1=['SIGKILL', f'asked {end}'], worker_2=['waits'])
+    wait_until(lambda: len(folder.started()) == 4, folder.run)
+    folder.ask()
+    folder.ends(status, f'{KILLED}; restart 1 of 3')
+    assert len(folder.started()) == 4
+
+
+@pytest.mark.thorough
+def test_the_last_one_is_killed(folder):
+    elastic(folder, job=['--start-workers=2', *ELASTIC[1:]], worker_0=['asked SIGKILL'],
+            worker_1=['SIGKILL'])
+    folder.run.wait_for(re.escape(KILLED))
+    folder.ask()
+    folder.ends(128 + signal.SIGKILL, KILLED)
+
+
+@pytest.mark.thorough
+def test_one_is_killed_when_the_others_are_done(folder):
+    """It does not start again: it would wait for them."""
+    elastic(folder, '--restarts=1', '--model_dir=kept', worker_0=[0], worker_2=[0],
+            worker_1=['asked SIGKILL'])
+    time.sleep(2)
+    folder.ask()
+    folder.ends(0, 'run.sh: worker 1 was killed (SIGKILL); the others are done')
+    assert len(folder.started()) == 3
+
+
+@pytest.mark.thorough
+def test_one_starts_again_and_finds_no_others(folder):
+    elastic(folder, '--restarts=1', '--model_dir=kept', worker_1=['SIGKILL', 'waits'])
+    wait_until(lambda: len(folder.started()) == 4, folder.run)
+    folder.ask()
+    folder.ends(0, f'{KILLED}; restart 1 of 1',
+                'run.sh: worker 1 came too late: the others are done')
+
+
+@pytest.mark.thorough
+def test_without_the_flag_all_end(folder):
+    folder.starts(job=ELASTIC, worker_0=['waits'], worker_1=['SIGKILL'], worker_2=['waits'])
+    folder.ends(128 + signal.SIGKILL)

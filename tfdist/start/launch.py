@@ -15,6 +15,9 @@
 The exit status is 0 if and only if every process succeeds. If one fails, or on Ctrl-C, the others
 are stopped. A process is lost if a signal ends it, such as SIGKILL, or if it gives up because it
 lost another one (status 75). Any other status is a mistake that would come again: no restart.
+
+In some folders a flag makes the others go on without a process that is killed. Then it alone is
+started again, if a restart is left, and the exit status is 0 if all that are left succeed.
 """
 
 import argparse
@@ -35,6 +38,7 @@ from tfdist.start import ports, told_once
 
 _KILL_AFTER_SECS = 5  # for a task that ignores SIGTERM
 _RESTART_AFTER_SECS = 1
+_LATE_SECS = 30  # after the first task is done: one that is under way by itself has found no others
 _GAVE_UP = os.EX_TEMPFAIL  # 75, of a task that lost another one: see console.give_up
 _STOPS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 _SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
@@ -72,12 +76,19 @@ def main(folder):
         tasks = _alone(folder, trainer, flags)
     else:
         tasks = _tasks(folder, options, trainer, flags)
-    if restarts and not any(re.match('--?model_dir(=.|$)', flag) for flag in flags):
-        _say('without --model_dir nothing is kept: a restart begins at step 0')
-    run = Run(restarts)
+    others_go_on = _has(flags, options.others_go_on_with)
+    if restarts and not _has(flags, 'model_dir'):
+        _say('without --model_dir nothing is kept: a restart '
+             f'{"of all tasks " if others_go_on else ""}begins at step 0')
+    run = Run(restarts, others_go_on)
     _prepare(run, folder, options, flags)
     run.complete(tasks)
     sys.exit(0)
+
+
+def _has(flags, name):
+    """Returns whether a flag of this name, a string or None, is among `flags`, with a value."""
+    return bool(name) and any(re.match(f'--?{name}(=.|$)', flag) for flag in flags)
 
 
 def _alone(folder, program, flags):
@@ -126,12 +137,14 @@ def _parse():
     parser.add_argument('--start-evaluator', action='store_true', help='evaluator.py, too')
     parser.add_argument('--alone', help='a program that trains by itself, instead of all tasks')
     parser.add_argument('--first', help='a program to run before')
+    parser.add_argument('--others-go-on-with', help='the flag of the programs with which the '
+                        'others go on when a task is killed')
     parser.add_argument('--gpus', default='', help='by commas, one for each worker to see, or all '
                         'for the program that trains by itself')
     parser.add_argument('--check', action='store_true', help='one worker against plain TensorFlow')
     parser.add_argument('--check_steps', help='for so many local steps')
     parser.add_argument('--restarts', nargs='?', default='0', const='',
-                        help='how often to start all tasks again when one is lost')
+                        help='how often to start tasks again when one is lost')
     return parser.parse_known_args()
 
 
@@ -255,12 +268,19 @@ class Run:
 
     When a task is lost, all are stopped and started again, at the same addresses. To start that
     task alone would save some schemes the work since their last checkpoint, and is wrong for
-    others, whose tasks end with the lost one, or wait for what died with it.
+    others, whose tasks end with the lost one, or wait for what died with it. Where the others go
+    on by themselves, a task that is killed is started again alone.
     """
 
-    def __init__(self, restarts=0):
-        """Starts to note signals; `restarts`, an int, is how often all may be started again."""
+    def __init__(self, restarts=0, others_go_on=False):
+        """Starts to note signals.
+
+        Args:
+          restarts: int, how often tasks may be started again.
+          others_go_on: bool, whether the others go on when a task is killed.
+        """
         self._restarts, self._restarted = restarts, 0
+        self._others_go_on = others_go_on
         self._processes = []
         self._signal = None
         self._told = told_once.begin()
@@ -279,11 +299,12 @@ class Run:
         """
         while True:
             self._start(tasks)
-            failed = self._wait()
+            failed = self._wait(tasks)
             if self._signal is not None:
                 self._stop()
                 sys.exit(128 + self._signal)
             if failed is None:
+                self._stop()  # who has found no others
                 return
             status = self._processes[failed].returncode
             again = _is_lost(status) and self._restarted < self._restarts
@@ -305,14 +326,20 @@ class Run:
     def _start(self, tasks):
         """Starts tasks, a list of `Task`, unless a signal came."""
         self._processes = []
+        self._lost = {}  # by number of a task that the others go on without: when it starts again
+        self._started_alone, self._done_at = set(), None
         for task in tasks:
             if self._signal is None:
-                self._processes.append(subprocess.Popen(
-                    task.command, env=dict(os.environ, **task.env),
-                    preexec_fn=functools.partial(_end_with, os.getpid()),
-                    pass_fds=[self._told.fileno()] if self._told else []))
+                self._processes.append(self._process(task))
 
-    def _wait(self):
+    def _process(self, task):
+        """Starts one task."""
+        return subprocess.Popen(
+            task.command, env=dict(os.environ, **task.env),
+            preexec_fn=functools.partial(_end_with, os.getpid()),
+            pass_fds=[self._told.fileno()] if self._told else [])
+
+    def _wait(self, tasks):
         """Waits until all processes have succeeded, one has failed or a signal came.
 
         Returns:
@@ -322,11 +349,55 @@ class Run:
             statuses = [process.poll() for process in self._processes]
             if any(statuses):
                 # Asked again, as the culprit may have ended after it was asked above.
-                return _culprit([process.poll() for process in self._processes])
+                statuses = [process.poll() for process in self._processes]
+            if self._others_go_on:
+                self._go_on(tasks, statuses)
+            if any(statuses):
+                return _culprit(statuses)
             if None not in statuses:
                 return None
             time.sleep(0.05)
         return None
+
+    def _go_on(self, tasks, statuses):
+        """Has the others go on without tasks that were killed, which start again if they may.
+
+        Args:
+          tasks: list of `Task`.
+          statuses: list of what `subprocess` says of each. It becomes None for a task that is to
+            start again, and 0 for one that is left out.
+        """
+        now = time.monotonic()
+        there = [i for i, status in enumerate(statuses) if not status and i not in self._lost]
+        done = [i for i in there if statuses[i] == 0]
+        if done and self._done_at is None:
+            self._done_at = now
+        for i, status in enumerate(statuses):
+            if i not in self._lost and there and status and _is_lost(status) and (
+                    done or status != _GAVE_UP):  # who gave up says that there are too few
+                self._lose(i, f'{_what_ended(tasks[i].name, status)}; the others '
+                              f'{"are done" if done else "go on"}', done)
+            elif i in self._started_alone and status is None and done and (
+                    now > self._done_at + _LATE_SECS):
+                self._lose(i, f'{tasks[i].name} came too late: the others are done', done)
+            if i in self._lost:
+                statuses[i] = 0 if self._lost[i] is None else None
+            if self._lost.get(i) and now > self._lost[i]:
+                self._processes[i] = self._process(tasks[i])
+                self._started_alone.add(i)
+                del self._lost[i]
+
+    def _lose(self, i, line, done):
+        """Leaves out the task of number `i`, for a time or for good, and says so."""
+        self._lost[i] = None
+        if not done and self._restarts:
+            if self._restarted < self._restarts:
+                self._restarted += 1
+                self._lost[i] = time.monotonic() + _RESTART_AFTER_SECS
+                line += f'; restart {self._restarted} of {self._restarts}'
+            else:
+                line += f'; no restart is left of {self._restarts}'
+        _say(line)
 
     def _pause(self):
         """Waits a little before a restart, unless a signal comes."""
