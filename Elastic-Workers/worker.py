@@ -5,8 +5,7 @@
 What this worker keeps: nothing between steps, so that it can leave after any step. What it sends:
 the gradients of one batch, as soon as it has them; its address when it joins, and word when it
 leaves. It knows only the parameter servers and itself. SIGTERM makes it leave after the current
-step; the others do the rest. Worker 0, the chief, saves and tests; with --model_dir another worker
-does so while worker 0 is away.
+step; the others do the rest. Worker 0, the chief, saves and tests, or another while it is away.
 
 How to start it: `bash run.sh` on this machine, or by hand on two hosts, alpha and beta:
 
@@ -80,7 +79,7 @@ def start_server(cluster_spec, task_index):
     address = cluster_spec.task_address('worker', task_index)
     # The name in the cluster would be refused, so the server gets another one.
     server = tf.train.Server({'boot': [address]}, 'boot', 0, config=servers.config())
-    # TensorFlow 1.15 looks for the target in the cluster; server.target is localhost on every host.
+    # TensorFlow 1.15 looks for the target in the cluster; server.target is localhost everywhere.
     return server, f'grpc://{address}', config
 
 
@@ -143,7 +142,8 @@ def join_and_train(_):
             config=config, save_checkpoint_secs=FLAGS.save_checkpoint_secs,
             save_summaries_steps=None, save_summaries_secs=None, log_step_count_steps=None)
     else:
-        session = tf.train.MonitoredSession(sessions.WorkerSessionCreator(target, config), hooks)
+        creator = sessions.WorkerSessionCreator(target, config, chief_role)
+        session = tf.train.MonitoredSession(creator, hooks)
 
     with session:
         progress = report.Progress(f'worker {task_index}', session.run(global_step), is_chief,

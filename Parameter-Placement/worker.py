@@ -294,7 +294,7 @@ def place_and_train(_):
             save_summaries_steps=None, save_summaries_secs=None, log_step_count_steps=None)
     else:
         session = tf.train.MonitoredSession(
-            sessions.WorkerSessionCreator(server.target, config), hooks)
+            sessions.WorkerSessionCreator(server.target, config, chief_role), hooks)
 
     with session:
         progress = report.Progress(f'worker {task_index}', session.run(global_step), is_chief,

@@ -13,8 +13,8 @@ import tensorflow.compat.v1 as tf
 from tfdist.training import checkpoints as library, chief, save_lock
 
 from conftest import load_program
-from processes import (AWAY, BACK, BEGINS, checkpoints, RESUMES, STEP, Tasks, TEST, TESTED,
-                       wait_until)
+from processes import (AWAY, BACK, BEGINS, checkpoints, DID, RESUMES, STEP, STOPS, Tasks, TEST,
+                       TESTED, wait_until)
 
 SLOW = '--straggler=0:0.02,1:0.02,2:0.02'
 
@@ -133,6 +133,45 @@ def test_a_ps_dies_while_the_chief_is_away(start, model_dir):
     assert int(chief.wait_for(RESUMES)['step']) > before + 100
     for task in (chief, *workers, ps):
         task.ends_well()
+
+
+@pytest.mark.thorough
+def test_a_ps_dies_and_the_chief_never_comes_back(start, model_dir):
+    """A worker restores what was saved, and all go on to the end."""
+    patience = '--patience_secs=30'
+    tasks, ps, (chief, *workers) = start('HogWild', 2000, patience)
+    chief.kill()
+    who_stands_in(workers)
+    wait_until(lambda: newest(model_dir) > 200, 'saves nothing:', *workers)
+    ps.kill()
+    ps = tasks.start('ps', 0, patience)
+    for task in (*workers, ps):
+        task.ends_well()
+    resumed = [line for worker in workers for line in worker.matches(RESUMES)]
+    assert len(resumed) == 1 and int(resumed[0]['step']) > 200
+    assert len([1 for worker in workers if worker.matches(TEST)]) == 1
+    assert newest(model_dir) >= 2000
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize('folder', ['HogWild', 'Synchronous-SGD'])
+def test_a_worker_that_missed_the_end_finds_the_ps_empty(start, model_dir, folder):
+    """The run ended early, and its chief with it: the worker does not train on."""
+    backup = ['--replicas_to_aggregate=2'] * (folder == 'Synchronous-SGD')
+    tasks, ps, (chief, second, third) = start(
+        folder, 100000, '--eval_every_secs=1', '--stop_after_evals_without_gain=2', *backup,
+        python=sys.executable)
+    third.send(signal.SIGSTOP)
+    last = int(chief.wait_for(STOPS)['step'])
+    for task in chief, second:
+        task.ends_well()
+    for task in third, ps:
+        task.kill()
+    ps, third = (tasks.start(*task, '--patience_secs=20') for task in [('ps', 0), ('worker', 2)])
+    for task in third, ps:
+        task.ends_well()
+    assert int(third.wait_for(RESUMES)['step']) >= last
+    assert third.wait_for(DID)['local_steps'] == '0' and not third.matches(TEST)
 
 
 @pytest.mark.thorough

@@ -197,7 +197,7 @@ PLANTS = {
         [('min(self.last_step, last_step)', 'self.last_step')]),
     'nobody told': Plant(
         'The last step is written where nobody reads it.', STOPPING, stopping.LastStep, '__init__',
-        [('board.write(key, self._soon)', 'board.write(key + 1, self._soon)')]),
+        [('board.write(key, self._step)', 'board.write(key + 1, self._step)')]),
     'stand-in stays': Plant(
         'A stand-in does not see that the chief is back.', LOCK, save_lock.SaveLock, 'is_wanted',
         [('return True', 'return False')]),

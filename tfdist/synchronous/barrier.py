@@ -192,12 +192,20 @@ class Barrier(tf.train.SessionRunHook):
         else:
             patience.PATIENCE.expect('the chief, worker 0, has not let this worker begin')
             while not self._entrance.is_open(session):
+                if self._is_over(session):
+                    return  # the chief may have ended
                 time.sleep(0.05)
         session.run(self._join)
         if self._is_chief and self._contributions:
             self._thread = threading.Thread(target=self._complete_steps, args=(session,),
                                             daemon=True)
             self._thread.start()
+
+    def _is_over(self, session):
+        """Returns whether the last step is complete."""
+        ops = [self._step_now] + ([] if self._last_step is None else [self._last_step])
+        step, *last_step = session.run(ops)
+        return step >= min([self._train_steps, *last_step])
 
     def _complete_steps(self, session):
         """Completes steps for all workers, up to the last step."""

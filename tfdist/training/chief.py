@@ -1,10 +1,11 @@
 """The chief's role: to save and to test. While the chief is away another worker does."""
 
+import contextlib
 import os
 import threading
 import time
 
-from tfdist.cluster import awake_clock
+from tfdist.cluster import awake_clock, patience
 from tfdist.start import console
 from tfdist.training import checkpoints, save_lock, sessions
 from tfdist.training.training_flags import FLAGS
@@ -38,6 +39,7 @@ class Role(tf.train.SessionRunHook):
         if FLAGS.model_dir and not self._is_chief:
             self._saver = checkpoints.Saver(None, sharded=True)  # each ps writes its own parameters
             self._global_step = tf.train.get_global_step()
+            self._lost = tf.report_uninitialized_variables(tf.global_variables())
 
     def after_create_session(self, session, coord):
         """Takes the session; the first time, starts the thread that watches the lock."""
@@ -72,6 +74,32 @@ class Role(tf.train.SessionRunHook):
         except OSError as error:
             console.say(self._name, f'--model_dir={FLAGS.model_dir} cannot be locked '
                         f'({error.strerror}): this worker will not save in the place of worker 0')
+
+    def restore(self, session):
+        """Restores the last checkpoint if parameters are lost, and nobody else will.
+
+        The chief may have ended, because all steps are made; or it never comes back.
+
+        Args:
+          session: `tf.Session`, in which the parameters have been lost for long.
+        """
+        if not self._saver:
+            return
+        lock = self._lock if self._has_it else save_lock.SaveLock(FLAGS.model_dir, self._run)
+        with self._busy, contextlib.suppress(OSError):  # without locks nobody stands in
+            if not self._has_it and not (lock.is_of_this_run() and lock.take()):
+                return
+            try:
+                path = tf.train.latest_checkpoint(FLAGS.model_dir)
+                if path and not lock.is_wanted() and session.run(self._lost).size:
+                    console.say(self._name, 'worker 0 is away: this worker restores the parameters')
+                    with patience.PATIENCE.during('the checkpoint is not restored'):
+                        self._saver.restore(session, path)
+                    self._test.restore(session)
+                    console.say(self._name, f'resumes from {path}')
+            finally:
+                if not self._has_it:
+                    lock.give_back()
 
     def _take_over(self):
         """Takes over the role."""

@@ -116,6 +116,11 @@ class Test:
             self._best.is_last(last_step)
         self._last = time.monotonic()
 
+    def restore(self, session):
+        """Has a run that was to end early do so, after its parameters were restored."""
+        if FLAGS.eval_every_secs and os.path.exists(_last_step_file()):
+            self._stop.write(session, last_step())
+
     def at_the_end(self, session, progress):
         """Saves and tests the trained parameters, and with --export_dir exports the model.
 

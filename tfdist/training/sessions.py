@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 
-from tfdist.cluster import patience
+from tfdist.cluster import liveness, patience
 from tfdist.data import batches
 from tfdist.training import beside, busy, notes, recorder, stopping, traffic
 from tfdist.start.quiet import tf
@@ -64,10 +64,15 @@ class WorkerSessionCreator(tf.train.SessionCreator):
     TensorFlow's own checks only every 30 s, at the start and after a ps has come back.
     """
 
-    def __init__(self, master, config):
-        """See `tf.train.WorkerSessionCreator`; the graph must be complete."""
-        self._master = master
-        self._config = config
+    def __init__(self, master, config, stand_in=None):
+        """See `tf.train.WorkerSessionCreator`; the graph must be complete.
+
+        Args:
+          master: string, the target of sessions on this worker.
+          config: `tf.ConfigProto`.
+          stand_in: `chief.Role`, which restores the parameters if the chief stays away; or None.
+        """
+        self._master, self._config, self._stand_in = master, config, stand_in
         global_variables = tf.global_variables()
         self._manager = tf.train.SessionManager(
             ready_for_local_init_op=tf.report_uninitialized_variables(global_variables),
@@ -79,7 +84,15 @@ class WorkerSessionCreator(tf.train.SessionCreator):
         """Returns a `tf.Session` in which the parameters are initialized."""
         tf.get_default_graph().finalize()
         patience.PATIENCE.expect('the chief, worker 0, has not initialized the parameters')
-        return self._manager.wait_for_session(self._master, config=self._config)
+        # An engine has had the time to start the chief again; and there is time left to restore.
+        wait_secs = liveness.FLAGS.patience_secs / 2
+        while True:
+            with contextlib.suppress(tf.errors.DeadlineExceededError):
+                return self._manager.wait_for_session(
+                    self._master, config=self._config, max_wait_secs=wait_secs)
+            if self._stand_in:
+                with until_it_ends(), tf.Session(self._master, config=self._config) as session:
+                    self._stand_in.restore(session)
 
 
 class Trainer(tf.train.SessionRunHook):

@@ -28,14 +28,22 @@ class LastStep:
             key = tf.constant(0, tf.int64)
             self.value = board.read(key)
             self._soon = global_step.read_value() + _AHEAD
-            self._write = board.write(key, self._soon)
+            self._step = tf.placeholder_with_default(self._soon, [])
+            self._write = board.write(key, self._step)
 
-    def write(self, session):
-        """Writes a step that comes soon, in a `tf.Session`; returns the last step, an int.
+    def write(self, session, step=None):
+        """Writes the last step, by default one that comes soon, if there is none yet.
 
-        It stays if there is one: some workers may have heard of it, before the chief that wrote it
-        was started again.
+        Some workers may have heard of the one that there is, before the chief that wrote it was
+        started again.
+
+        Args:
+          session: `tf.Session`.
+          step: int, or None.
+
+        Returns:
+          The last step, an int.
         """
         last_step = int(session.run(self.value))
-        return last_step if last_step < tf.int64.max else int(
-            session.run([self._soon, self._write])[0])
+        return last_step if last_step < tf.int64.max else int(session.run(
+            [self._step, self._write], {} if step is None else {self._step: step})[0])
