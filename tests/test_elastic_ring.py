@@ -163,11 +163,13 @@ def agree(model_dir, addresses):
         with tf.Graph().as_default(), tf.device(f'/job:worker/task:{task}'):
             values = {name: tf.get_variable(name, shapes[name], dtypes[name])
                       for name in sorted(shapes)}
-            step = values['global_step']
+            step = values['global_step'].read_value()
+            with tf.control_dependencies([step]):
+                values = {name: value.read_value() for name, value in values.items()}
             config = tf.ConfigProto(device_filters=[f'/job:worker/task:{task}'])
             with tf.Session(f'grpc://{addresses[task]}', config=config) as session:
                 while time.monotonic() < end and len(common()) < 5:
-                    before, now, after = (session.run(each) for each in (step, values, step))
+                    (before, now), after = session.run([step, values]), session.run(step)
                     if before == after:  # between two steps
                         seen[task][int(before)] = {name: value.tobytes()
                                                    for name, value in now.items()}
