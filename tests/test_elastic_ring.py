@@ -157,7 +157,7 @@ def agree(model_dir, addresses):
     """
     reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(model_dir)))
     shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-    end = time.monotonic() + 60
+    end = time.monotonic() + 150  # on a machine that is very busy
 
     def watch(task):
         with tf.Graph().as_default(), tf.device(f'/job:worker/task:{task}'):
@@ -369,8 +369,8 @@ def test_a_worker_that_never_comes(programs):
 def begun(programs, *flags):
     """Starts three workers by run.sh; returns the run when all train, and a checkpoint is there."""
     directory = programs.directory / 'model'
-    run = programs.run_sh('Ring-AllReduce', '--min_workers=2', '--train_steps=800',
-                          '--log_every_n_steps=5', '--straggler=0:0.05,1:0.05,2:0.05',
+    run = programs.run_sh('Ring-AllReduce', '--min_workers=2', '--log_every_n_steps=2',
+                          '--straggler=0:0.1,1:0.1,2:0.1',  # time to be started again
                           f'--model_dir={directory}', '--save_checkpoint_secs=1', *flags, WORKERS=3)
     wait_until(lambda: len({line['name'] for line in run.matches(STEP)}) == 3
                and checkpoints(directory)[1:] or not run.running, 'do not begin:', run)
@@ -389,7 +389,7 @@ def kill(run, *victims):
 @pytest.mark.thorough
 @pytest.mark.parametrize('victim', [0, 1])
 def test_run_sh_lets_the_others_go_on(programs, victim):
-    run = begun(programs)
+    run = begun(programs, '--train_steps=200')
     kill(run, victim)
     run.wait_for(rf'run\.sh: worker {victim} was killed \(SIGKILL\); the others go on')
     run.ends_well()
@@ -402,7 +402,7 @@ def test_run_sh_lets_the_others_go_on(programs, victim):
 @pytest.mark.thorough
 @pytest.mark.parametrize('victim', [0, 1])
 def test_run_sh_starts_one_again_alone(programs, victim):
-    run = begun(programs, '--restarts=1')
+    run = begun(programs, '--restarts=1', '--train_steps=800')
     kill(run, victim)
     run.wait_for(rf'run\.sh: worker {victim} was killed \(SIGKILL\); the others go on; '
                  'restart 1 of 1')
@@ -417,7 +417,7 @@ def test_run_sh_starts_one_again_alone(programs, victim):
 @pytest.mark.thorough
 @pytest.mark.parametrize('restarts', [0, 3])
 def test_run_sh_when_too_few_are_left(programs, restarts):
-    run = begun(programs, f'--restarts={restarts}')
+    run = begun(programs, f'--restarts={restarts}', '--train_steps=200')
     kill(run, 0, 1)
     if not restarts:
         run.fails('worker 2: lost worker 0, worker 1; 1 of 3 left with values')

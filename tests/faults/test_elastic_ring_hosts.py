@@ -40,7 +40,7 @@ class RunOnHosts(Run):
         looks = subprocess.run(self._network.on(f'worker-{tasks[0]}', [
             sys.executable, '-c', _AGREE, str(ROOT), str(ROOT / 'tests'), str(self.model_dir),
             *(f'{task}=worker-{task}:{port}' for task, port in ports.items())], os.getcwd()),
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True, timeout=180,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True, timeout=400,
             check=False)
         assert not looks.returncode, looks.stdout
 
