@@ -54,7 +54,8 @@ class Member(tf.train.SessionRunHook):
 def serve(server, resolver):
     """Keeps a ps running until training is over and all workers have gone.
 
-    Ps 0 prints who comes and goes. If for --patience_secs none comes or answers, the ps gives up.
+    Ps 0 prints who comes and goes. If for --patience_secs none comes or answers, the ps gives up. A
+    worker that was lost may be started again: for as long it finds the ps, after the end, too.
 
     Args:
       server: `tf.train.Server` of this ps.
@@ -66,6 +67,7 @@ def serve(server, resolver):
     # Without the filter, closing this session would try workers that are gone, for up to 70 s.
     config = tf.ConfigProto(device_filters=[f'/job:ps/task:{resolver.task_id}'])
     addresses, heard, taking_part, going, is_over = {}, {}, set(), set(), False
+    lost = {}  # by worker that went without a word: since when
     loneliness = shutdown.Loneliness(f'ps {resolver.task_id}', 'worker')
 
     def say(worker, what):
@@ -74,12 +76,13 @@ def serve(server, resolver):
             console.say('ps 0', f'worker {worker} {what}, {take} part')
 
     with tf.Session(server.target, config=config) as session:
-        while addresses or not is_over:
+        while addresses or lost or not is_over:
             # Asks for the size first: a dequeue with a timeout may lose an entry.
             if session.run(size):
                 worker, address, word = session.run(dequeue).decode().split(' ', 2)
                 took_part = worker in taking_part
                 addresses[worker], heard[worker] = address, awake_clock.seconds()
+                lost.pop(worker, None)
                 (taking_part.add if word == 'joins' else taking_part.discard)(worker)
                 (going.discard if word in ('waits', 'joins') else going.add)(worker)
                 is_over |= word == 'is done'
@@ -95,6 +98,14 @@ def serve(server, resolver):
                     heard[worker] = awake_clock.seconds()
                 elif worker in going or awake_clock.seconds() - heard[worker] > _LOST_AFTER_SECS:
                     del addresses[worker]
+                    if worker not in going:
+                        lost[worker] = awake_clock.seconds()
                     if worker in taking_part:
                         taking_part.discard(worker)
                         say(worker, 'does not answer')
+            for worker, since in list(lost.items()):
+                if awake_clock.seconds() - since > liveness.FLAGS.patience_secs:
+                    del lost[worker]
+                    if is_over and resolver.task_id == 0:
+                        console.say('ps 0', f'worker {worker} never said that it is done, and does '
+                                    'not answer')

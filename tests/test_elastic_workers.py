@@ -116,6 +116,24 @@ def test_a_worker_that_dies_is_counted_out_and_may_come_back(job):
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize('comes', [True, False])
+def test_a_worker_that_is_lost_before_the_end_and_comes_back_after_it(job, comes):
+    ps = job('ps', 0, '--patience_secs=25')
+    chief, victim = (job('worker', i, '--train_steps=300') for i in (0, 1))
+    victim.wait_for(STEP)
+    victim.kill()
+    chief.ends_well()
+    ps.wait_for(r'ps 0: worker 1 does not answer, [01] workers? takes? part')
+    if comes:
+        again = job('worker', 1, '--train_steps=300')
+        again.ends_well()
+        assert int(again.wait_for(DID)['local_steps']) == 0
+    else:
+        ps.wait_for('ps 0: worker 1 never said that it is done, and does not answer')
+    ps.ends_well()
+
+
+@pytest.mark.thorough
 def test_a_ps_comes_back(job, tmp_path):
     ps = job('ps', 0)
     workers = [job('worker', i, '--train_steps=800', f'--model_dir={tmp_path / "model"}',

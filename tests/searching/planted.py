@@ -219,10 +219,10 @@ PLANTS = {
           'self._files.pop(self._path).close()\n    os.remove(self._path)')]),
     'gone before the end': Plant(
         'A ps ends as soon as nobody takes part.', *_SERVE,
-        [('while addresses or not is_over:', 'while addresses or not heard:')]),
+        [('while addresses or lost or not is_over:', 'while addresses or not heard:')]),
     'over for all': Plant(
         'A ps ends as soon as one worker says that training is over.', *_SERVE,
-        [('while addresses or not is_over:', 'while not is_over:')]),
+        [('while addresses or lost or not is_over:', 'while not is_over:')]),
     'leaves at once': Plant(
         'A ps forgets a worker that says that it leaves.', *_SERVE,
         [('if not liveness.silence(address):',
