@@ -44,6 +44,14 @@ class Place(collections.namedtuple('Place', ['workers', 'index', 'source', 'cont
             return tf.FIFOQueue(-1, dtypes, shapes, shared_name=name)
 
 
+def lost(task_index):
+    """Returns a function of a reason, which ends this process: it has lost another worker."""
+    def end(reason):
+        console.give_up(f'worker {task_index}: lost another worker ({reason}). Start all workers '
+                        'again: with --model_dir they go on from the last checkpoint.')
+    return end
+
+
 class Ring(tf.train.SessionRunHook):
     """Starts and ends the workers together. Make it the last hook, and call `leave` at the end.
 
@@ -93,9 +101,7 @@ class Ring(tf.train.SessionRunHook):
             yield
         except (tf.errors.UnavailableError, tf.errors.AbortedError,
                 tf.errors.CancelledError) as error:
-            console.give_up(
-                f'{self._name}: lost another worker ({console.reason(error.message)}). Start all '
-                'workers again: with --model_dir they go on from the last checkpoint.')
+            lost(self._resolver.task_id)(console.reason(error.message))
 
     def session_options(self, saver, server):
         """Returns what a `tf.train.MonitoredTrainingSession` gets for this ring, a dict.

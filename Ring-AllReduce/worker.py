@@ -34,13 +34,15 @@ from tfdist.start.quiet import tf
 import agreement
 import elastic
 import ring
+import sockets
 
 model = model_file.load()
 FLAGS = flags.FLAGS
 training_flags.define(model, train_steps=2000, learning_rate=0.1,
                       counted='updates, each by all workers together')
-flags.DEFINE_enum('implementation', 'ring', ['ring', 'collective'],
-                  "ring: the queues in this file; collective: TensorFlow's own all-reduce")
+flags.DEFINE_enum('implementation', 'ring', ['ring', 'sockets', 'collective'],
+                  "ring: the queues in this file; sockets: past TensorFlow's servers; collective: "
+                  "TensorFlow's own all-reduce")
 warmup.define('workers there are')
 flags.DEFINE_integer('min_workers', None, 'if workers are lost, the others go on as long as there '
                      'are so many, more than half of all; by default all end', lower_bound=1)
@@ -197,6 +199,9 @@ class Scheme(seam.Seam):
                                  lambda index: self.worker_device(self._place.workers[index]))
             with self._place.own_queues():
                 self.sums = [together.sum(vector) for vector in self.pushed]
+        elif hparams.implementation == 'sockets':
+            self.exchange = sockets.Exchange(self._place.index, num_workers, ring.lost(task_index))
+            self.sums = self.exchange.sums(self.pushed)
         else:
             self.sums = [collective_sum(vector, num_workers, key)
                          for key, vector in enumerate(self.pushed, 1)]
@@ -242,6 +247,8 @@ def train_in_a_ring(place, resolver, server, run, attempt=None):
     trainer = sessions.Trainer.of(scheme, test, stop_device=place.device(0))
     # Distributed: all workers have the same parameters, so the first one alone saves and tests.
     own = together.session_options(checkpoints.Saver(f'worker {task_index}'), server)
+    if FLAGS.implementation == 'sockets':
+        own['hooks'] = [sockets.Meeting(scheme.exchange, place, resolver), *own['hooks']]
     own['hooks'] = scheme.hooks + [trainer] + own['hooks']
     with together.opened(lambda: tf.train.MonitoredTrainingSession(
             server.target, is_chief=True, config=session_config(place), save_summaries_steps=None,

@@ -5,8 +5,10 @@ rate 1/2. Each worker's step needs the others', so each runs in a thread of its 
 """
 
 import concurrent.futures
+import contextlib
 import functools
 import re
+import socket
 import time
 import types
 
@@ -89,11 +91,135 @@ def test_the_sum_is_the_same_on_all_bit_for_bit(run_ring):
 
 
 @pytest.fixture
-def workers(toy):
+def workers(toy, connect):
     """Makes workers of the scheme; hyperparameters not given are those above."""
     def make(ms=(0, 4), **changes):
-        return toy('Ring-AllReduce', ms, **dict(HPARAMS, **changes))
+        made = toy('Ring-AllReduce', ms, **dict(HPARAMS, **changes))
+        if changes.get('implementation') == 'sockets':
+            connect([worker.scheme.exchange for worker in made])
+        return made
     return make
+
+
+@pytest.fixture
+def connect():
+    """A function that makes a ring of a list of `sockets.Exchange`; returns all connections."""
+    def ring_of(exchanges):
+        pairs = [socket.socketpair() for _ in exchanges]  # from each to the next one
+        for i, exchange in enumerate(exchanges):
+            exchange.connect(pairs[i][0], pairs[i - 1][1])
+        made.extend(each for pair in pairs for each in pair)
+        return pairs
+
+    made = []
+    yield ring_of
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def sum_by_sockets(connect):
+    """A function of arrays, one for each worker: their sums, and the exchanges."""
+    def sums(vectors, times=1):
+        exchange = load_program('Ring-AllReduce', 'sockets').Exchange
+        exchanges = [exchange(i, len(vectors)) for i in range(len(vectors))]
+        connect(exchanges)
+        for _ in range(times):
+            results = together([functools.partial(each.sum, vector)
+                                for each, vector in zip(exchanges, vectors)])
+        return results, exchanges
+    return sums
+
+
+@pytest.mark.parametrize('vectors', [THREE, [[1, 2, 3, 4, 5, 6, 7], [10] * 7, [100] * 7],
+                                     [[1, 2], [10, 20], [100, 200]], [[5]] * 4, [[1, 2, 3]] * 2])
+@pytest.mark.parametrize('dtype', ['float32', 'float16', 'int64'])
+def test_sum_by_sockets(sum_by_sockets, vectors, dtype):
+    results, _ = sum_by_sockets(np.array(vectors, dtype))
+    for result in results:
+        assert result.dtype == dtype and result.tolist() == np.sum(vectors, axis=0).tolist()
+
+
+@pytest.mark.parametrize('num_workers', [2, 3, 4])
+@pytest.mark.parametrize('dtype', [tf.float32, tf.float16])
+def test_sockets_and_queues_have_the_same_bits(run_ring, sum_by_sockets, num_workers, dtype):
+    normal = np.random.RandomState(0).normal(size=[num_workers, 1001])
+    vectors = (normal * 10. ** (np.arange(num_workers) - 2)[:, None]).astype(np.float32)
+    queues = run_ring(lambda ring, vector: ring.sum(tf.cast(vector, dtype)), vectors)
+    results, _ = sum_by_sockets(vectors.astype(dtype.as_numpy_dtype))
+    for one, other in zip(results, queues):
+        assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize('num_workers', [2, 3, 4])
+def test_bytes_by_sockets(sum_by_sockets, num_workers):
+    """Pieces are larger than what a socket takes at once."""
+    size = 600000 * num_workers
+    results, exchanges = sum_by_sockets(np.ones([num_workers, size], np.float32), times=2)
+    for result, exchange in zip(results, exchanges):
+        assert (result == num_workers).all()
+        assert exchange.sent == 2 * 2 * (num_workers - 1) / num_workers * 4 * size
+
+
+def test_a_sum_stays_while_somebody_has_it(sum_by_sockets, connect):
+    """Its memory is used again afterwards."""
+    results, exchanges = sum_by_sockets(np.ones([2, 1000], np.float32))
+    for i in range(2, 5):
+        kept, before = results[0], results[0].ctypes.data
+        results = together([functools.partial(each.sum, np.full(1000, i, np.float32))
+                            for each in exchanges])
+        assert (kept == 2 * (i - 1 if i > 2 else 1)).all() and results[0].ctypes.data != before
+    assert len(exchanges[0]._results[0, 1000, np.dtype(np.float32)]) == 2
+
+
+def listening():
+    """Returns a socket that listens on any port."""
+    server = socket.socket()
+    server.bind(('localhost', 0))
+    server.listen(100)
+    return server
+
+
+def test_strangers_are_not_let_in_and_keep_nobody_out():
+    """Some say nothing, some say something else, one goes at once; 200 before the right one."""
+    sockets, token = load_program('Ring-AllReduce', 'sockets'), bytes(range(32))
+    with listening() as server, contextlib.ExitStack() as stack:
+        def come(says):
+            one = stack.enter_context(socket.create_connection(server.getsockname(), 10))
+            one.sendall(says)
+            return one
+
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            found = pool.submit(sockets.accept, server, token, 30)
+            come(b'').close()
+            strangers = [come([b'', bytes(16), token[16:]][i % 3]) for i in range(200)]
+            right = come(token[:16])
+            accepted = stack.enter_context(found.result(30))
+        assert right.recv(16) == token[16:] and accepted.getpeername() == right.getsockname()
+        for stranger in strangers:
+            with contextlib.suppress(ConnectionError):
+                assert not stranger.recv(16)
+        with pytest.raises(OSError, match='has not connected in 0.1 s'):
+            sockets.accept(server, token, 0.1)
+
+
+def test_a_port_of_the_ring_that_is_in_use(programs):
+    with listening() as server:
+        port = server.getsockname()[1]
+        run = programs.run_sh('Ring-AllReduce', '--implementation=sockets',
+                              f'--sockets_port={port}')
+        run.fails(f'worker 0 cannot listen on port {port} .* give another --sockets_port'
+                  '|worker 1: lost another worker|worker 1: worker 0', lines=range(1, 3))
+
+
+def test_a_neighbour_that_is_gone(connect):
+    sockets = load_program('Ring-AllReduce', 'sockets')
+    reasons = []
+    exchanges = [sockets.Exchange(i, 2, reasons.append) for i in range(2)]
+    for each in connect(exchanges)[1]:
+        each.close()
+    exchanges[0]._sum_all(np.ones(10, np.float32))
+    assert 'closed' in reasons[0] or 'Bad file' in reasons[0]
 
 
 @pytest.mark.parametrize('ms, centers', [
@@ -106,18 +232,20 @@ def test_all_are_where_synchronous_sgd_would_be(workers, ms, centers):
         assert [result['global_step'] for result in results] == [step] * len(ms)
 
 
-def test_the_collective_of_tensorflow_does_the_same(workers):
-    made = workers(implementation='collective')
+@pytest.mark.parametrize('implementation', ['collective', 'sockets'])
+def test_others_do_the_same(workers, implementation):
+    made = workers(implementation=implementation)
     for center in 5, 3.5:
         together([worker.step for worker in made])
         assert [worker.center() for worker in made] == [center, center]
 
 
 @pytest.mark.parametrize('num_workers', [2, 3, 4])
-def test_replicas_stay_the_same_bit_for_bit(workers, num_workers):
+@pytest.mark.parametrize('implementation', ['ring', 'sockets'])
+def test_replicas_stay_the_same_bit_for_bit(workers, num_workers, implementation):
     """In 100 steps with different data, and variables of several shapes."""
     made = workers(np.random.RandomState(0).normal(size=num_workers).tolist(), learning_rate=0.01,
-                   start=[8., [[0.1, 0.2, 0.3]] * 2, [0.7]])
+                   start=[8., [[0.1, 0.2, 0.3]] * 2, [0.7]], implementation=implementation)
     for _ in range(100):
         together([worker.step for worker in made])
     values = [worker.session.run(worker.variables) for worker in made]
@@ -203,7 +331,9 @@ def started(programs):
 
 @pytest.mark.parametrize('victim, implementation', [
     (0, 'ring'), pytest.param(2, 'ring', marks=pytest.mark.thorough),
-    pytest.param(1, 'collective', marks=pytest.mark.thorough)])
+    pytest.param(1, 'collective', marks=pytest.mark.thorough),
+    pytest.param(1, 'sockets', marks=pytest.mark.thorough),
+    pytest.param(0, 'sockets', marks=pytest.mark.thorough)])
 def test_when_one_dies_all_end_and_a_new_start_resumes(started, programs, victim, implementation):
     flags = [f'--model_dir={programs.directory / "model"}', '--save_checkpoint_secs=1',
              f'--implementation={implementation}']

@@ -37,7 +37,7 @@ def test_synchronous_workers_of_different_speed(programs, cycle):
     folder, num_workers = folders[cycle % len(folders)], 2 + cycle % 3
     delays = [f'{(i + cycle) % num_workers}:{delay}' for i, delay in enumerate((0, 0.002, 0.01))]
     if folder == 'Ring-AllReduce':
-        variant = ['--implementation=ring', '--implementation=collective'][cycle // 5 % 2]
+        variant = f'--implementation={["ring", "collective", "sockets"][cycle // 5 % 3]}'
     else:
         variant = f'--replicas_to_aggregate={num_workers - cycle % 2}'
     run = programs.run_sh(folder, '--train_steps=30', variant, f'--straggler={",".join(delays)}',
