@@ -91,13 +91,10 @@ def test_the_sum_is_the_same_on_all_bit_for_bit(run_ring):
 
 
 @pytest.fixture
-def workers(toy, connect):
+def workers(toy):
     """Makes workers of the scheme; hyperparameters not given are those above."""
     def make(ms=(0, 4), **changes):
-        made = toy('Ring-AllReduce', ms, **dict(HPARAMS, **changes))
-        if changes.get('implementation') == 'sockets':
-            connect([worker.scheme.exchange for worker in made])
-        return made
+        return toy('Ring-AllReduce', ms, **dict(HPARAMS, **changes))
     return make
 
 
@@ -232,20 +229,18 @@ def test_all_are_where_synchronous_sgd_would_be(workers, ms, centers):
         assert [result['global_step'] for result in results] == [step] * len(ms)
 
 
-@pytest.mark.parametrize('implementation', ['collective', 'sockets'])
-def test_others_do_the_same(workers, implementation):
-    made = workers(implementation=implementation)
+def test_the_collective_of_tensorflow_does_the_same(workers):
+    made = workers(implementation='collective')
     for center in 5, 3.5:
         together([worker.step for worker in made])
         assert [worker.center() for worker in made] == [center, center]
 
 
 @pytest.mark.parametrize('num_workers', [2, 3, 4])
-@pytest.mark.parametrize('implementation', ['ring', 'sockets'])
-def test_replicas_stay_the_same_bit_for_bit(workers, num_workers, implementation):
+def test_replicas_stay_the_same_bit_for_bit(workers, num_workers):
     """In 100 steps with different data, and variables of several shapes."""
     made = workers(np.random.RandomState(0).normal(size=num_workers).tolist(), learning_rate=0.01,
-                   start=[8., [[0.1, 0.2, 0.3]] * 2, [0.7]], implementation=implementation)
+                   start=[8., [[0.1, 0.2, 0.3]] * 2, [0.7]])
     for _ in range(100):
         together([worker.step for worker in made])
     values = [worker.session.run(worker.variables) for worker in made]
@@ -359,6 +354,24 @@ def test_when_one_dies_all_end_and_a_new_start_resumes(started, programs, victim
         assert int(worker.wait_for(BEGINS)['step']) == resumed, 'all go on from there'
         assert int(worker.wait_for(DID)['local_steps']) == 300 - resumed
     assert workers[0].matches(TEST)
+
+
+@pytest.mark.parametrize('num_workers', [
+    2, pytest.param(4, marks=pytest.mark.thorough)])
+def test_sockets_train_as_queues_do(programs, num_workers):
+    """To the same bits, with one thread a process: a sum keeps that thread until it is there."""
+    def trained(implementation):
+        directory = programs.directory / implementation
+        run = programs.run_sh('Ring-AllReduce', f'--implementation={implementation}',
+                              '--train_steps=100', f'--model_dir={directory}', WORKERS=num_workers)
+        run.ends_well()
+        reader = tf.train.load_checkpoint(str(directory))
+        return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+
+    queues, sockets = trained('ring'), trained('sockets')
+    assert len(queues) > 4 and queues['global_step'] == 100
+    for name, value in queues.items():
+        assert value.tobytes() == sockets[name].tobytes(), name
 
 
 @pytest.mark.thorough
