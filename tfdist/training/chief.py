@@ -5,7 +5,7 @@ import os
 import threading
 import time
 
-from tfdist.cluster import awake_clock, patience
+from tfdist.cluster import awake_clock, liveness, patience
 from tfdist.start import console
 from tfdist.training import checkpoints, save_lock, sessions
 from tfdist.training.training_flags import FLAGS
@@ -23,10 +23,15 @@ class Role(tf.train.SessionRunHook):
     hook writes the chief's checkpoints; another worker saves in a thread of this class, because
     without the chief its own steps may never be complete. Without --model_dir the role is always
     the chief's.
+
+    Attributes:
+      restores_after_secs: float, for how long parameters have to be lost before `restore`: an
+        engine has had the time to start the chief again, and there is time left for it.
     """
 
     def __init__(self, resolver, test):
         """Takes the worker's cluster resolver, and its `evaluation.Test`."""
+        self.restores_after_secs = liveness.FLAGS.patience_secs / 2
         self._name = f'worker {resolver.task_id}'
         self._run = save_lock.run_of(resolver)
         self._test = test

@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 
-from tfdist.cluster import liveness, patience
+from tfdist.cluster import patience
 from tfdist.data import batches
 from tfdist.training import beside, busy, notes, recorder, stopping, traffic
 from tfdist.start.quiet import tf
@@ -84,8 +84,7 @@ class WorkerSessionCreator(tf.train.SessionCreator):
         """Returns a `tf.Session` in which the parameters are initialized."""
         tf.get_default_graph().finalize()
         patience.PATIENCE.expect('the chief, worker 0, has not initialized the parameters')
-        # An engine has had the time to start the chief again; and there is time left to restore.
-        wait_secs = liveness.FLAGS.patience_secs / 2
+        wait_secs = self._stand_in.restores_after_secs if self._stand_in else float('inf')
         while True:
             with contextlib.suppress(tf.errors.DeadlineExceededError):
                 return self._manager.wait_for_session(
