@@ -55,8 +55,8 @@ def who_stands_in(workers):
     return deputy, [worker for worker in workers if worker is not deputy]
 
 
-@pytest.mark.parametrize('folder', [
-    'HogWild', pytest.param('SSP', marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize('folder', ['HogWild', 'SSP'])
 def test_another_worker_saves_and_tests_until_the_chief_is_back(start, model_dir, folder):
     tasks, ps, (chief, *workers) = start(folder, 2500, '--eval_every_secs=1')
     chief.kill()

@@ -114,6 +114,7 @@ def steps(task):
     return [int(match['step']) for match in task.matches(STEP)]
 
 
+@pytest.mark.thorough
 def test_the_commands_then_again(run):
     """Each host has a copy of its own; the model directory is all that they share."""
     # Slow: they are still there when the stranger has come.

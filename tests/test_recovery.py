@@ -169,7 +169,8 @@ def together(programs):
     return start_all
 
 
-@pytest.mark.parametrize('victim', [0, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize('victim', [0, 1])
 def test_a_synchronous_step_waits_for_a_worker_to_come_back(together, victim):
     """Also for the chief, which takes the mean."""
     tasks, servers, workers = together(2)

@@ -70,11 +70,10 @@ def disk(programs, tmp_path):
     made.end()
 
 
-@pytest.mark.parametrize('folder', [
-    WHERE[0], *(pytest.param(folder, marks=pytest.mark.thorough) for folder in WHERE[1:])])
+@pytest.mark.thorough
+@pytest.mark.parametrize('folder', WHERE)
 @pytest.mark.parametrize('fault, reason', [
-    ('full', 'No space left on device'),
-    pytest.param('read-only', 'Read-only file system', marks=pytest.mark.thorough)])
+    ('full', 'No space left on device'), ('read-only', 'Read-only file system')])
 def test_no_checkpoint_can_be_written_any_more(disk, folder, fault, reason):
     """It ends in one line, and the next run goes on from the last one that is whole."""
     run = disk.run_sh(folder, *LONG)
