@@ -219,8 +219,7 @@ class Workers:
             except TooFewError as error:
                 proposed = None
                 if not self._cut_off(boards):
-                    console.give_up(f'{self._name}: {error}. Start all workers again: with '
-                                    '--model_dir they go on from the last checkpoint.')
+                    ring.give_up(self._name, error)
             if self.me == min(asking) and proposed and proposed == before:  # the view has settled
                 newest = max(board['tried'] for board in boards.values())
                 return self._go_along(dict(

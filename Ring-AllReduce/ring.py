@@ -44,12 +44,10 @@ class Place(collections.namedtuple('Place', ['workers', 'index', 'source', 'cont
             return tf.FIFOQueue(-1, dtypes, shapes, shared_name=name)
 
 
-def lost(task_index):
-    """Returns a function of a reason, which ends this process: it has lost another worker."""
-    def end(reason):
-        console.give_up(f'worker {task_index}: lost another worker ({reason}). Start all workers '
-                        'again: with --model_dir they go on from the last checkpoint.')
-    return end
+def give_up(name, reason):
+    """Ends this process, of a worker `name`, with a line that says for what reason all have to."""
+    console.give_up(f'{name}: {reason}. Start all workers again: with --model_dir they go on from '
+                    'the last checkpoint.')
 
 
 class Ring(tf.train.SessionRunHook):
@@ -101,7 +99,7 @@ class Ring(tf.train.SessionRunHook):
             yield
         except (tf.errors.UnavailableError, tf.errors.AbortedError,
                 tf.errors.CancelledError) as error:
-            lost(self._resolver.task_id)(console.reason(error.message))
+            give_up(self._name, f'lost another worker ({console.reason(error.message)})')
 
     def session_options(self, saver, server):
         """Returns what a `tf.train.MonitoredTrainingSession` gets for this ring, a dict.

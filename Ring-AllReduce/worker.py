@@ -200,7 +200,9 @@ class Scheme(seam.Seam):
             with self._place.own_queues():
                 self.sums = [together.sum(vector) for vector in self.pushed]
         elif hparams.implementation == 'sockets':
-            self.exchange = sockets.Exchange(self._place.index, num_workers, ring.lost(task_index))
+            self.exchange = sockets.Exchange(
+                self._place.index, num_workers,
+                lambda why: ring.give_up(f'worker {task_index}', f'lost another worker ({why})'))
             self.sums = self.exchange.sums(self.pushed)
         else:
             self.sums = [collective_sum(vector, num_workers, key)
