@@ -37,9 +37,10 @@ def check(min_workers, num_workers):
     if not num_workers / 2 < min_workers <= num_workers:
         sys.exit(f'--min_workers={min_workers}: give more than half of the {num_workers} workers, '
                  'and not more than there are. Otherwise both halves of a cut network could go on.')
-    for flag, only in (('implementation', 'ring'), ('stop_after_evals_without_gain', 0)):
-        if FLAGS[flag].value != only:
-            sys.exit(f'--min_workers works only with --{flag}={only}.')
+    for flag, others in (('implementation', ['sockets', 'ring']),
+                         ('stop_after_evals_without_gain', [0])):
+        if FLAGS[flag].value not in others:
+            sys.exit(f'--min_workers works only with --{flag}={" or ".join(map(str, others))}.')
 
 
 class TooFewError(Exception):

@@ -17,11 +17,22 @@ import ring
 _LOOK_SECS, _ASK_SECS = 2, 4
 # When the queues are closed, runs return; later the session is closed, and at last left alone.
 _CLOSE_SECS, _ABANDON_SECS, _APPLY_SECS = 3, 4, 30
+_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError,
+         tf.errors.OutOfRangeError, tf.errors.DeadlineExceededError)
 _BUSY = 0.5  # of a core: a process that uses more is computing, not waiting
 
 
 class BrokenError(Exception):
     """The ring is no more: this worker needs a new one."""
+
+
+@contextlib.contextmanager
+def failures():
+    """Raises `BrokenError` for what TensorFlow raises when a worker of the ring is lost."""
+    try:
+        yield
+    except _LOST as error:
+        raise BrokenError from error
 
 
 class Marks:
@@ -123,17 +134,17 @@ class Ring(ring.Ring):
     the next worker. So the runs that wait there return, on one worker after the other.
     """
 
-    def __init__(self, resolver, place, variables, attempt, marks):
+    def __init__(self, resolver, place, variables, exchange, attempt, marks):
         """Makes the ops: see `ring.Ring`; with `Attempt` and `Marks`."""
         self._attempt, self._workers, self._marks = attempt, attempt.workers, marks
-        super().__init__(resolver, place, variables)
+        super().__init__(resolver, place, variables, exchange)
         with tf.control_dependencies([self._start]):
             step = tf.train.get_global_step().read_value()
         self._start = marks.end([step], step)
         self._graph = tf.get_default_graph()
         self._others = [worker for worker in place.workers if worker != self._workers.me]
         self._lock, self._session = threading.Lock(), None
-        self._broken, self._stop_watching = attempt.broken, threading.Event()
+        self._broken = attempt.broken
         self._stepped, self._newcomers = awake_clock.seconds(), []
 
     def take_over(self, variables, values):
@@ -145,11 +156,10 @@ class Ring(ring.Ring):
     def failures(self):
         """Raises `BrokenError` for what a run raises when the ring breaks up."""
         try:
-            yield
+            with failures():
+                yield
         except (tf.errors.OpError, RuntimeError) as error:
-            if self._broken.is_set() or isinstance(error, (
-                    tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError,
-                    tf.errors.OutOfRangeError)):
+            if self._broken.is_set() or self._exchange and self._exchange.lost:
                 raise BrokenError from error
             raise
 
@@ -171,9 +181,6 @@ class Ring(ring.Ring):
         return dict(checkpoint_dir=model_dir if self._workers.is_first_ring else None,
                     save_checkpoint_secs=None, scaffold=scaffold,
                     hooks=[self, *saves, _End(self, server)])  # saves after the values have come
-
-    def begin(self):
-        """All workers answered when they agreed."""
 
     def after_create_session(self, session, coord):
         with self._attempt.goes_on():
@@ -237,6 +244,8 @@ class Ring(ring.Ring):
 
     def _close(self):
         """Closes queues, and then the session: in a thread of its own, as it may take long."""
+        if self._exchange:
+            self._exchange.close()
         following = self._place.workers[(self._place.index + 1) % len(self._place.workers)]
         for worker in [self._workers.me, *self._workers.look([following])]:
             self._close_queues(worker)

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import threading
 import time
 
 from tfdist.cluster import liveness, patience
@@ -50,6 +51,16 @@ def give_up(name, reason):
                     'the last checkpoint.')
 
 
+@contextlib.contextmanager
+def failures(name):
+    """Ends this process, of a worker `name`, when the runtime has lost another worker."""
+    try:
+        yield
+    except (tf.errors.UnavailableError, tf.errors.AbortedError,
+            tf.errors.CancelledError) as error:
+        give_up(name, f'lost another worker ({console.reason(error.message)})')
+
+
 class Ring(tf.train.SessionRunHook):
     """Starts and ends the workers together. Make it the last hook, and call `leave` at the end.
 
@@ -60,14 +71,17 @@ class Ring(tf.train.SessionRunHook):
     others close theirs; each exits after the worker before it in the ring, and the first one last.
     """
 
-    def __init__(self, resolver, place, variables):
+    def __init__(self, resolver, place, variables, exchange=None, stop_watching=None):
         """Makes the ops.
 
         Args:
           resolver: cluster resolver.
           place: `Place` of this worker.
           variables: list of all `tf.Variable` whose values one worker gives to the others.
+          exchange: `sockets.Exchange`, or None if the sums go through the servers.
+          stop_watching: `threading.Event` to set when no worker need be there any more; or None.
         """
+        self._exchange, self._stop_watching = exchange, stop_watching or threading.Event()
         self._resolver, self._place = resolver, place
         self._name = f'worker {resolver.task_id}'
         size = len(place.workers)
@@ -94,12 +108,14 @@ class Ring(tf.train.SessionRunHook):
 
     @contextlib.contextmanager
     def failures(self):
-        """Ends this process with one line when the runtime has lost another worker."""
-        try:
-            yield
-        except (tf.errors.UnavailableError, tf.errors.AbortedError,
-                tf.errors.CancelledError) as error:
-            give_up(self._name, f'lost another worker ({console.reason(error.message)})')
+        """Ends this process with one line when another worker is lost."""
+        with failures(self._name):
+            try:
+                yield
+            except tf.errors.OpError:
+                if self._exchange and self._exchange.lost:
+                    give_up(self._name, f'lost another worker ({self._exchange.lost})')
+                raise
 
     def session_options(self, saver, server):
         """Returns what a `tf.train.MonitoredTrainingSession` gets for this ring, a dict.
@@ -120,11 +136,6 @@ class Ring(tf.train.SessionRunHook):
 
     def take_in(self):
         """Is called between two steps: nobody joins this ring later."""
-
-    def begin(self):
-        """Waits until all workers answer, and then watches them."""
-        self._stop_watching = liveness.watch(self._resolver, 'worker',
-                                             patience_secs=LOST_AFTER_SECS)
 
     def after_create_session(self, session, coord):
         """Takes over the values of the source, and the order of examples due at its step."""

@@ -15,16 +15,12 @@ import socket
 import sys
 import time
 
-from absl import flags
 import numpy as np
-from tfdist.cluster import liveness, patience
+from tfdist.cluster import patience
+from tfdist.start import console
 from tfdist.start.quiet import tf
 import ring
 
-FLAGS = flags.FLAGS
-flags.DEFINE_integer('sockets_port', 0, 'with --implementation=sockets worker i listens on this '
-                     'port plus i, as well; 0: on any that is free', lower_bound=0,
-                     upper_bound=65535)
 _HALF = 16  # bytes of a token
 _BUFFER = 2 ** 22  # bytes of a socket: a piece of a large network
 _ALIGNMENT = 64  # bytes
@@ -41,21 +37,15 @@ class Exchange:
 
     Attributes:
       sent: int, bytes sent so far.
+      lost: string, why a neighbour is gone; empty as long as both are there.
     """
 
-    def __init__(self, index, num_workers, lost=None):
-        """Takes a place in the ring.
-
-        Args:
-          index: int, the place of this worker.
-          num_workers: int.
-          lost: function of a reason, a string, to call when a neighbour is gone; by default
-            `LostError` is raised.
-        """
-        self._index, self._size, self._lost = index, num_workers, lost
+    def __init__(self, index, num_workers):
+        """Takes the place of this worker in the ring, and how many workers there are, two ints."""
+        self._index, self._size = index, num_workers
         self._next = self._previous = None
         self._received, self._results = {}, {}
-        self.sent = 0
+        self.sent, self.lost = 0, ''
 
     def connect(self, to_next, from_previous):
         """Takes the connections, two `socket.socket`, before the first sum."""
@@ -67,6 +57,13 @@ class Exchange:
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._next, self._previous = to_next, from_previous
 
+    def close(self):
+        """Ends both connections: who waits for them, here or there, raises `LostError`."""
+        for each in self._next, self._previous:
+            if each:
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+
     def sums(self, vectors):
         """Sums vectors over all workers.
 
@@ -75,18 +72,9 @@ class Exchange:
 
         Returns:
           List of [n] tensors.
-
-        Raises:
-          SystemExit: if NumPy cannot add what they are of.
         """
         if self._size == 1:
             return list(vectors)
-        for vector in vectors:
-            try:
-                np.add(*[np.zeros(1, vector.dtype.as_numpy_dtype)] * 2)
-            except TypeError:
-                sys.exit(f'--implementation=sockets: NumPy does not add {vector.dtype.name} here. '
-                         'Use float32 in the model, or --implementation=ring.')
         with tf.device('/device:CPU:0'):
             sums = tf.py_func(self._sum_all, vectors, [vector.dtype for vector in vectors])
         for total, vector in zip(sums, vectors):
@@ -97,9 +85,8 @@ class Exchange:
         try:
             return [self.sum(vector, number) for number, vector in enumerate(vectors)]
         except LostError as error:
-            if self._lost is None:
-                raise
-            return self._lost(str(error))
+            self.lost = str(error)  # TensorFlow tells whoever runs this step only that it failed
+            raise
 
     def sum(self, vector, number=0):
         """Sums an [n] array over all workers; `number`, an int, tells the vectors of a step apart.
@@ -128,7 +115,7 @@ class Exchange:
             place = (self._index - i - 1) % self._size
             received = self._room(mine[place])
             self.hop(piece, received)
-            piece = np.add(mine[place], received, out=totals[place])
+            piece = add(mine[place], received, totals[place])
 
     def all_gather(self, totals):
         """Gives each worker the whole sums of the others, in place, from `scatter_reduce`."""
@@ -198,71 +185,148 @@ class Exchange:
         return known[-1]
 
 
-class Meeting(tf.train.SessionRunHook):
+def add(one, other, out):
+    """Adds two arrays into a third one, and returns it."""
+    if one.dtype.name != 'bfloat16':
+        return np.add(one, other, out=out)
+    # NumPy does not know this type by itself. Its values are the upper halves of those of float32;
+    # of two that are as near, TensorFlow rounds to the even one.
+    wide = np.add(*((each.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+                    for each in (one, other)))
+    bits = wide.view(np.uint32)
+    rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16
+    out.view(np.uint16)[:] = np.where(np.isnan(wide), 0x7fc0, rounded)
+    return out
+
+
+def meet(place, resolver, target, config, port=0):
     """Connects the workers of a ring, who tell each other through their servers where they listen.
 
     Each tells the next one, which connects, and shows the token that it was told.
+
+    Args:
+      place: `ring.Place` of this worker.
+      resolver: cluster resolver.
+      target: string, of sessions on this worker.
+      config: `tf.ConfigProto` of these sessions.
+      port: int, where this worker listens until the next one has connected; 0: where it is free.
+
+    Returns:
+      `Exchange`; or None if not all have reached each other, which the first worker says.
+
+    Raises:
+      SystemExit: if this worker cannot listen on the port.
+      tf.errors.OpError: if another worker is gone.
     """
+    name = f'worker {resolver.task_id}'
+    exchange = Exchange(place.index, len(place.workers))
+    if len(place.workers) == 1:
+        return exchange
+    with patience.PATIENCE.during('the workers have not met'), tf.Graph().as_default(), \
+            _listen(name, port) as listening:
+        meeting = _Meeting(place, resolver)
+        with tf.Session(target, config=config) as session:
+            reached, connections = meeting.connect(session, listening)
+            why = meeting.agree(session, reached)
+    if not why:
+        exchange.connect(*connections)
+        return exchange
+    for each in connections:
+        each.close()
+    if not place.index:
+        console.say(name, f"{why}, so the sums go through TensorFlow's servers, which is slower. "
+                    'Open that port between the workers: see --sockets_port.')
+    return None
 
-    def __init__(self, exchange, place, resolver):
-        """Makes the ops.
 
-        Args:
-          exchange: `Exchange` of this worker.
-          place: `ring.Place` of this worker.
-          resolver: cluster resolver.
-        """
-        self._exchange, self._size = exchange, len(place.workers)
-        self._name = f'worker {resolver.task_id}'
-        following = (place.index + 1) % self._size  # the one before may not be in this session
+def _listen(name, port):
+    """Returns a socket that listens on all addresses."""
+    try:
+        listening = socket.socket(socket.AF_INET6)
+        listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    except OSError:  # no IPv6 here
+        listening = socket.socket(socket.AF_INET)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind(('', port))
+    except OSError as error:
+        sys.exit(f'{name} cannot listen on port {port} ({error.strerror}): give another '
+                 '--sockets_port.')
+    listening.listen(_MOST_STRANGERS)
+    return listening
+
+
+class _Meeting:
+    """What the workers tell each other, each to those that its sessions see, while they connect."""
+
+    def __init__(self, place, resolver):
+        """Makes the ops in the default graph."""
+        following = (place.index + 1) % len(place.workers)
         self._before = place.workers[place.index - 1]
+        self._name = f'worker {resolver.task_id}'
         self._host = resolver.cluster_spec().task_address(
             'worker', self._before).rpartition(':')[0].strip('[]')
-        self._port = FLAGS.sockets_port and FLAGS.sockets_port + resolver.task_id
-        self._mine = tf.placeholder(tf.string, [2])
-        self._tell = place.queue(following, 'sockets', [tf.string], [[2]]).enqueue([self._mine])
-        self._hear = place.queue(place.index, 'sockets', [tf.string], [[2]]).dequeue()
+        self._text = tf.placeholder(tf.string, [None])
 
-    def after_create_session(self, session, coord):
-        """Meets the neighbours.
+        def queue(index, name, length):
+            return place.queue(index, f'sockets_{name}', [tf.string], [[length]])
 
-        Raises:
-          SystemExit: if they cannot be reached.
+        self._say_where = queue(following, 'where', 2).enqueue([self._text])
+        self._hear_where = queue(place.index, 'where', 2).dequeue()
+        self._say_came = queue(place.index, 'came', 1).enqueue([self._text])
+        self._hear_came = queue(following, 'came', 1).dequeue()
+        self._num_workers, self._collects = len(place.workers), not place.index
+        reached, result = queue(0, 'reached', 1), queue(0, 'result', 1)
+        self._say_reached, self._hear_reached = reached.enqueue([self._text]), reached.dequeue()
+        self._say_result, self._hear_result = result.enqueue([self._text]), result.dequeue()
+
+    def connect(self, session, listening):
+        """Connects with both neighbours; each waits only for what the other one has done.
+
+        Returns:
+          Why not, a string, empty if it is connected; and the connections, a list of
+          `socket.socket`: to the next worker, and from the one before.
         """
-        if self._size == 1:
-            return
-        token, secs = secrets.token_bytes(2 * _HALF), liveness.FLAGS.patience_secs
-        with self._listening() as listening, patience.PATIENCE.during('the workers have not met'):
-            session.run(self._tell, {self._mine: [str(listening.getsockname()[1]), token]})
-            port, its_token = session.run(self._hear)
+        token, connections = secrets.token_bytes(2 * _HALF), []
+        session.run(self._say_where, {self._text: [str(listening.getsockname()[1]), token]})
+        port, its_token = session.run(self._hear_where)
+        reached = ''
+        try:
+            before = socket.create_connection((self._host, int(port)), ring.LOST_AFTER_SECS)
+            connections.append(before)
+            before.sendall(its_token[:_HALF])
+        except OSError as error:
+            reached = self._not_reached(port, error)
+        session.run(self._say_came, {self._text: [reached]})
+        if not session.run(self._hear_came)[0]:
+            with contextlib.suppress(OSError):  # the next one says it, as it gets no answer
+                connections.insert(0, accept(listening, token, ring.LOST_AFTER_SECS))
+        if not reached:
             try:
-                before = socket.create_connection((self._host, int(port)), ring.LOST_AFTER_SECS)
-                before.sendall(its_token[:_HALF])
-                following = accept(listening, token, secs)
-                before.settimeout(secs)  # it answers when it accepts, too
                 if not hmac.compare_digest(before.recv(_HALF, socket.MSG_WAITALL),
                                            its_token[_HALF:]):
-                    raise OSError('another program answers')
+                    raise OSError('it is not that worker who answers')
             except OSError as error:
-                sys.exit(f'{self._name}: worker {self._before} cannot be reached at {self._host}:'
-                         f'{int(port)} ({error.strerror or error}), a port that the ring opens '
-                         "beside TensorFlow's. Open it, see --sockets_port, or take "
-                         '--implementation=ring.')
-            self._exchange.connect(following, before)
+                reached = self._not_reached(port, error)
+        return reached, connections
 
-    def _listening(self):
-        """Returns a socket that listens on all addresses."""
-        listening = socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET)
-        with contextlib.suppress(OSError, AttributeError):
-            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind(('', self._port))
-        except OSError as error:
-            sys.exit(f'{self._name} cannot listen on port {self._port} ({error.strerror}): give '
-                     'another --sockets_port.')
-        listening.listen(_MOST_STRANGERS)
-        return listening
+    def _not_reached(self, port, error):
+        return (f'{self._name} cannot reach worker {self._before} at {self._host}:{int(port)} '
+                f'({error.strerror or error})')
+
+    def agree(self, session, reached):
+        """Returns why not all are connected, a string, from what each one says; empty if all are.
+
+        Args:
+          session: `tf.Session`.
+          reached: string, what this worker says.
+        """
+        session.run(self._say_reached, {self._text: [reached]})
+        if self._collects:
+            said = [session.run(self._hear_reached)[0] for _ in range(self._num_workers)]
+            for _ in said:
+                session.run(self._say_result, {self._text: [max(said)]})
+        return session.run(self._hear_result)[0].decode()
 
 
 def accept(listening, token, secs):

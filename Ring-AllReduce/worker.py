@@ -25,7 +25,7 @@ import types
 
 from absl import flags
 import find_library  # noqa: F401  (finds tfdist)
-from tfdist.cluster import membership, servers
+from tfdist.cluster import liveness, membership, servers
 from tfdist.model import building, model_file
 from tfdist.scheme import seam, warmup
 from tfdist.start import console
@@ -40,9 +40,12 @@ model = model_file.load()
 FLAGS = flags.FLAGS
 training_flags.define(model, train_steps=2000, learning_rate=0.1,
                       counted='updates, each by all workers together')
-flags.DEFINE_enum('implementation', 'ring', ['ring', 'sockets', 'collective'],
-                  "ring: the queues in this file; sockets: past TensorFlow's servers; collective: "
-                  "TensorFlow's own all-reduce")
+flags.DEFINE_enum('implementation', 'sockets', ['sockets', 'ring', 'collective'],
+                  "sockets: past TensorFlow's servers, where all workers can reach each other so; "
+                  "ring: the queues in this file; collective: TensorFlow's own all-reduce")
+flags.DEFINE_integer('sockets_port', 0, 'with --implementation=sockets worker i listens on this '
+                     'port plus i, until its neighbour has connected; 0: on any that is free',
+                     lower_bound=0, upper_bound=65535)
 warmup.define('workers there are')
 flags.DEFINE_integer('min_workers', None, 'if workers are lost, the others go on as long as there '
                      'are so many, more than half of all; by default all end', lower_bound=1)
@@ -173,10 +176,13 @@ class Scheme(seam.Seam):
     not_recorded = 'there is no center that is pulled and pushed'
 
     def __init__(self, network, global_step, hparams, task_index, num_workers, place=None,
-                 marks=None):
-        """See `seam.Seam`; by default the ring has all workers, and no `elastic.Marks`."""
+                 exchange=None, marks=None):
+        """See `seam.Seam`; by default the ring has all workers.
+
+        With a `sockets.Exchange` that makes the sums; and with `elastic.Marks` they are set.
+        """
         self._place = place or ring.Place.among_all(task_index, num_workers)
-        self._marks = marks
+        self._exchange, self._marks = exchange, marks
         super().__init__(network, global_step, hparams, task_index, num_workers)
         if marks:
             self.train_op['global_step'] = marks.end(list(self.train_op.values()),
@@ -194,19 +200,16 @@ class Scheme(seam.Seam):
             warmup.scaled_learning_rate(hparams, num_workers, global_step), clips=True)
         gradients, self.computed = network.gradients_at(self.pull[1:], clipped=False)
         self.pushed = flatten(gradients)
-        if hparams.implementation == 'ring':
+        if self._exchange:
+            self.sums = self._exchange.sums(self.pushed)
+        elif hparams.implementation == 'collective':
+            self.sums = [collective_sum(vector, num_workers, key)
+                         for key, vector in enumerate(self.pushed, 1)]
+        else:
             together = AllReduce(self._place.index, num_workers,
                                  lambda index: self.worker_device(self._place.workers[index]))
             with self._place.own_queues():
                 self.sums = [together.sum(vector) for vector in self.pushed]
-        elif hparams.implementation == 'sockets':
-            self.exchange = sockets.Exchange(
-                self._place.index, num_workers,
-                lambda why: ring.give_up(f'worker {task_index}', f'lost another worker ({why})'))
-            self.sums = self.exchange.sums(self.pushed)
-        else:
-            self.sums = [collective_sum(vector, num_workers, key)
-                         for key, vector in enumerate(self.pushed, 1)]
         means = unflatten([total / num_workers for total in self.sums], gradients)
         begun = self._marks.begin(self.sums, self.pull[0] + 1) if self._marks else []
         with tf.control_dependencies(begun):
@@ -215,7 +218,7 @@ class Scheme(seam.Seam):
             self.push = {'global_step': global_step.assign_add(1)}
 
 
-def train_in_a_ring(place, resolver, server, run, attempt=None):
+def train_in_a_ring(place, resolver, server, run, attempt=None, stop_watching=None):
     """Trains in a ring to the end.
 
     Args:
@@ -224,11 +227,18 @@ def train_in_a_ring(place, resolver, server, run, attempt=None):
       server: `tf.train.Server` of this worker.
       run: object with the attributes progress, done and tested, which remembers for the next ring.
       attempt: `elastic.Attempt`, or None if all end when one is lost.
+      stop_watching: `threading.Event` to set at the end in this case.
 
     Raises:
       elastic.BrokenError: if there has to be another ring.
     """
     task_index, num_workers, is_first = resolver.task_id, len(place.workers), not place.index
+    exchange = None
+    if FLAGS.implementation == 'sockets':
+        limit = dict(operation_timeout_in_ms=1000 * ring.LOST_AFTER_SECS) if attempt else {}
+        with elastic.failures() if attempt else ring.failures(f'worker {task_index}'):
+            exchange = sockets.meet(place, resolver, server.target, session_config(place, **limit),
+                                    FLAGS.sockets_port and FLAGS.sockets_port + task_index)
     tf.set_random_seed(FLAGS.seed)
     with tf.device(place.device(place.index)):
         global_step = tf.train.get_or_create_global_step()
@@ -241,16 +251,16 @@ def train_in_a_ring(place, resolver, server, run, attempt=None):
         test = (evaluation.Test(model, network.at_variables, values=network.tested_values)
                 if is_first else None)
         marks = attempt and elastic.Marks(place.device(place.index))
-        scheme = Scheme(network, global_step, FLAGS, task_index, num_workers, place, marks)
+        scheme = Scheme(network, global_step, FLAGS, task_index, num_workers, place, exchange,
+                        marks)
         # Distributed: all begin with the values of one worker, and end together.
-        together = (elastic.Ring(resolver, place, tf.global_variables(), attempt, marks)
-                    if attempt else ring.Ring(resolver, place, tf.global_variables()))
+        members = resolver, place, tf.global_variables(), exchange
+        together = (elastic.Ring(*members, attempt, marks) if attempt
+                    else ring.Ring(*members, stop_watching))
 
     trainer = sessions.Trainer.of(scheme, test, stop_device=place.device(0))
     # Distributed: all workers have the same parameters, so the first one alone saves and tests.
     own = together.session_options(checkpoints.Saver(f'worker {task_index}'), server)
-    if FLAGS.implementation == 'sockets':
-        own['hooks'] = [sockets.Meeting(scheme.exchange, place, resolver), *own['hooks']]
     own['hooks'] = scheme.hooks + [trainer] + own['hooks']
     with together.opened(lambda: tf.train.MonitoredTrainingSession(
             server.target, is_chief=True, config=session_config(place), save_summaries_steps=None,
@@ -274,15 +284,16 @@ def train_in_a_ring(place, resolver, server, run, attempt=None):
     together.leave(server)
 
 
-def session_config(place):
-    """Returns the configuration of a session in a ring."""
+def session_config(place, **others):
+    """Returns the configuration of a session in a ring, with `others` as of `servers.config`."""
     # Distributed: a session waits for all tasks that it sees. It has to see the neighbours in the
     # ring, and the first worker; TensorFlow's own all-reduce wants to see all.
     neighbours = [place.device(i) for i in (0, place.index, (place.index + 1) % len(place.workers))]
     return servers.config(
+        waiting_ops=FLAGS.implementation == 'sockets',
         device_filters=None if FLAGS.implementation == 'collective' else neighbours,
         experimental=tf.ConfigProto.Experimental(
-            collective_group_leader='/job:worker/replica:0/task:0'))
+            collective_group_leader='/job:worker/replica:0/task:0'), **others)
 
 
 def meet_and_train(_):
@@ -297,7 +308,9 @@ def meet_and_train(_):
     server = tf.train.Server(cluster_spec, 'worker', task_index, config=session_config(place))
     run = types.SimpleNamespace(progress=None, done=False, tested=False)
     if FLAGS.min_workers is None:
-        train_in_a_ring(place, resolver, server, run)
+        # Distributed: a worker that is gone ends the run, so it is looked for.
+        watching = liveness.watch(resolver, 'worker', patience_secs=ring.LOST_AFTER_SECS)
+        train_in_a_ring(place, resolver, server, run, stop_watching=watching)
         return
     workers = agreement.Workers(resolver, server)
     while True:

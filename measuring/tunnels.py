@@ -64,17 +64,22 @@ class Tunnels:
     Each task reaches the others at the ports that run.sh gives them with PORT=LOCAL_PORT.
     """
 
-    def __init__(self, network, directory, names, command):
+    def __init__(self, network, directory, names, command, *flags):
         """Makes the certificates, in a directory, for hosts with names such as worker-0.
 
-        The `network` is a `hosts.Hosts` in its context; `command` is what `stunnel` returned.
+        Args:
+          network: `hosts.Hosts` in its context.
+          directory: `pathlib.Path`.
+          names: list of strings.
+          command: what `stunnel` returned.
+          *flags: strings, more flags for the tunnels.
         """
         self._network, self._names, self._running = network, names, []
         self._command = command
         self._directory = directory / 'tls'
         jobs = {job: ','.join(f'{name}:2222' for name in names if name.startswith(job))
                 for job in ('ps', 'worker')}
-        for what in ['certificates'], ['tunnels', f'--local_port={LOCAL_PORT}']:
+        for what in ['certificates'], ['tunnels', f'--local_port={LOCAL_PORT}', *flags]:
             subprocess.run([sys.executable, str(TLS), *what, str(self._directory),
                             *(f'--{job}_hosts={hosts}' for job, hosts in jobs.items() if hosts)],
                            env={name: value for name, value in os.environ.items()

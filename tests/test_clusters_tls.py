@@ -79,6 +79,7 @@ with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as frames
             break
 print(json.dumps(seen))
 """
+NOT_BY_SOCKETS = r'worker 0: worker \d cannot reach worker \d at .*, so the sums go through Tens.*'
 TLS_RECORD, NAME, MARKS = b'\x17\x03\x03', b'/job:ps/replica:0/', MARK * 8
 
 
@@ -406,6 +407,22 @@ def test_other_schemes(programs, stunnel, folder):
             task.ends_well()
     assert len(task.matches(BEGINS)) == len(task.matches(DID)) == 2
     assert float(task.wait_for(TEST)['accuracy']) > 0.5
+    assert len(task.matches(NOT_BY_SOCKETS)) == (folder == 'Ring-AllReduce')
+
+
+@pytest.mark.thorough
+def test_a_ring_over_sockets(programs, stunnel):
+    """The workers have a second tunnel each."""
+    names = ['worker-0', 'worker-1', 'worker-2']
+    with hosts.Hosts(programs.directory, names) as network:
+        with tunnels.Tunnels(network, programs.directory, names, stunnel, '--sockets_port=2300'):
+            task = programs.run_sh(
+                'Ring-AllReduce', '--train_steps=200',
+                f'--sockets_port={tunnels.LOCAL_PORT + len(names)}', PORT=tunnels.LOCAL_PORT,
+                WORKERS=3,
+                PYTHON=network.python(by_tunnels=True))
+            task.ends_well()
+    assert len(task.matches(DID)) == 3 and not task.matches(NOT_BY_SOCKETS), str(task)
 
 
 @pytest.mark.parametrize('words, env, complaint', [
@@ -422,6 +439,9 @@ def test_other_schemes(programs, stunnel, folder):
     (['tunnels', '{here}/tls', *HOSTS], {}, 'there is no certificate of alpha'),
     (['tunnels', '{here}/tls', *HOSTS, '--local_port=2221'], {}, 'port 2222 is that of a tunnel'),
     (['tunnels', '{here}/tls', *HOSTS, '--user=a"b'], {}, 'is no name of a user'),
+    (['tunnels', '{here}/tls', '--worker_hosts=a:1,a:3', '--sockets_port=2'], {},
+     'a:3 appears twice'),
+    (['certificates', '{here}/tls', *HOSTS, '--sockets_port=2'], {}, 'is a flag of tunnels'),
 ])
 def test_mistakes(tmp_path, words, env, complaint):
     """One line, and nothing is made."""

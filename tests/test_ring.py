@@ -130,7 +130,8 @@ def sum_by_sockets(connect):
 
 @pytest.mark.parametrize('vectors', [THREE, [[1, 2, 3, 4, 5, 6, 7], [10] * 7, [100] * 7],
                                      [[1, 2], [10, 20], [100, 200]], [[5]] * 4, [[1, 2, 3]] * 2])
-@pytest.mark.parametrize('dtype', ['float32', 'float16', 'int64'])
+@pytest.mark.parametrize('dtype', [
+    np.float32, np.float16, np.int64, np.complex64])
 def test_sum_by_sockets(sum_by_sockets, vectors, dtype):
     results, _ = sum_by_sockets(np.array(vectors, dtype))
     for result in results:
@@ -138,7 +139,7 @@ def test_sum_by_sockets(sum_by_sockets, vectors, dtype):
 
 
 @pytest.mark.parametrize('num_workers', [2, 3, 4])
-@pytest.mark.parametrize('dtype', [tf.float32, tf.float16])
+@pytest.mark.parametrize('dtype', [tf.float32, tf.float16, tf.bfloat16])
 def test_sockets_and_queues_have_the_same_bits(run_ring, sum_by_sockets, num_workers, dtype):
     normal = np.random.RandomState(0).normal(size=[num_workers, 1001])
     vectors = (normal * 10. ** (np.arange(num_workers) - 2)[:, None]).astype(np.float32)
@@ -211,12 +212,69 @@ def test_a_port_of_the_ring_that_is_in_use(programs):
 
 def test_a_neighbour_that_is_gone(connect):
     sockets = load_program('Ring-AllReduce', 'sockets')
-    reasons = []
-    exchanges = [sockets.Exchange(i, 2, reasons.append) for i in range(2)]
-    for each in connect(exchanges)[1]:
-        each.close()
-    exchanges[0]._sum_all(np.ones(10, np.float32))
-    assert 'closed' in reasons[0] or 'Bad file' in reasons[0]
+    exchanges = [sockets.Exchange(i, 2) for i in range(2)]
+    connect(exchanges)
+    exchanges[1].close()
+    for each in exchanges:
+        assert not each.lost
+        with pytest.raises(sockets.LostError):
+            each._sum_all(np.ones(10, np.float32))
+    assert exchanges[0].lost == 'the next one: Broken pipe'
+
+
+def test_a_neighbour_that_ends_while_it_is_waited_for(connect):
+    sockets = load_program('Ring-AllReduce', 'sockets')
+    exchanges = [sockets.Exchange(i, 2) for i in range(2)]
+    connect(exchanges)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(exchanges[0].sum, np.ones(10, np.float32))
+        with pytest.raises(concurrent.futures.TimeoutError):
+            waits.result(0.2)
+        exchanges[1].close()
+        with pytest.raises(sockets.LostError, match='the one before has closed its connection'):
+            waits.result(10)
+
+
+@pytest.fixture
+def meet(cluster, request):
+    """A function that has workers meet; returns the `sockets.Exchange` of each, or None."""
+    def all_meet(addresses):
+        sockets, ring = (load_program('Ring-AllReduce', name) for name in ('sockets', 'ring'))
+        flags.FLAGS.mark_as_parsed()
+        spec = tf.train.ClusterSpec({'worker': addresses})
+        workers = list(range(len(addresses)))
+        container = re.sub(r'[\W_]', '-', request.node.name)
+
+        def one(worker):
+            return sockets.meet(
+                ring.Place(workers, worker, 0, container, 0),
+                types.SimpleNamespace(task_id=worker, cluster_spec=lambda: spec),
+                cluster.servers['worker', worker].target, tf.ConfigProto())
+
+        return together([functools.partial(one, worker) for worker in workers])
+    return all_meet
+
+
+@pytest.mark.parametrize('num_workers', [2, 3, 4])
+def test_workers_meet(meet, num_workers):
+    exchanges = meet(['localhost:1'] * num_workers)
+    vectors = np.random.RandomState(0).normal(size=[num_workers, 10])
+    for total in together([functools.partial(each.sum, vector)
+                           for each, vector in zip(exchanges, vectors)]):
+        assert total == pytest.approx(vectors.sum(axis=0))
+
+
+@pytest.mark.parametrize('lost', [0, 1, 2])
+def test_where_one_cannot_be_reached_all_take_the_servers(meet, capsys, lost):
+    """Then nobody has a connection, and nobody waits."""
+    began = time.monotonic()
+    assert meet(['nowhere.invalid:1' if i == lost else 'localhost:1' for i in range(3)]) == [
+        None] * 3
+    assert re.fullmatch(
+        rf'worker 0: worker {(lost + 1) % 3} cannot reach worker {lost} at nowhere\.invalid:\d+ '
+        r"\(.+\), so the sums go through TensorFlow's servers, which is slower\. Open that port "
+        r'between the workers: see --sockets_port\.\n', capsys.readouterr().out)
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize('ms, centers', [

@@ -506,7 +506,7 @@ def test_all_at_once(player, folder, changes, needed):
     assert abs(rule.center - flat(START)).min() > 0.01
 
 
-@pytest.mark.parametrize('implementation', ['ring', 'sockets', 'collective'])
+@pytest.mark.parametrize('implementation', ['ring', 'collective'])
 def test_a_ring_of_many(player, implementation):
     ms = np.random.RandomState(1).randint(-8, 8, size=8) / 4
     played = player('Ring-AllReduce', ms, START, [tf.float64], implementation=implementation)

@@ -6,7 +6,8 @@
 $hosts are the flags that the tasks would get, such as --ps_hosts=alpha:2222
 --worker_hosts=beta:2222,gamma:2222. Without them the cluster is read from TF_CONFIG. At these
 addresses stunnel will listen. Each task has a local port, with the same number on all hosts: on its
-own host the task listens there, and on the others a tunnel to that host begins there.
+own host the task listens there, and on the others a tunnel to that host begins there. With
+--sockets_port the workers have one port more each, for the ring of Ring-AllReduce.
 
 The CA's key stays in ~/tls. Each directory in ~/tls/hosts is for the host of that name.
 """
@@ -25,6 +26,7 @@ import sys
 import tempfile
 
 JOBS = 'ps', 'worker', 'chief'
+RING = 'ring'  # of the second ports of workers
 # From one address, to all tunnels of a host. A worker has one connection to each task that it uses,
 # and makes one or two more in a second, to ask whether that answers: so these are for 100 workers.
 _MOST_OPEN, _MOST_NEW = 1000, 200
@@ -177,6 +179,9 @@ def tasks(options):
                  'that has one.')
     found = [Task(job, index, address) for job, addresses in cluster.items()
              for index, address in enumerate(addresses)]
+    if options.sockets_port:
+        found += [Task(RING, task.index, f'{task.host}:{options.sockets_port + task.index}')
+                  for task in found if task.job == 'worker']
     addresses = [(task.host, task.port) for task in found]
     for task in found:
         if addresses.count((task.host, task.port)) > 1:
@@ -300,7 +305,7 @@ def tunnels(directory, run, first, user):
             fail(f'port {task.port} is that of a tunnel on {task.host}, and one of the local ports '
                  f'from --local_port={first} on. Give another one.')
     cluster = {job: [f'127.0.0.1:{local[task]}' for task in run if task.job == job]
-               for job in dict.fromkeys(task.job for task in run)}
+               for job in dict.fromkeys(task.job for task in run if task.job != RING)}
     for host, own in by_host(run).items():
         place = directory / 'hosts' / host
         if not (place / 'cert.pem').exists():
@@ -316,7 +321,7 @@ def tunnels(directory, run, first, user):
                      ports=f'{first}-{first + len(run) - 1}',
                      tunnels=', '.join(str(task.port) for task in own),
                      most=_MOST_OPEN, new=_MOST_NEW)}
-        for task in own:
+        for task in (task for task in own if task.job != RING):
             config = {'cluster': cluster, 'task': {'type': task.job, 'index': task.index}}
             files[f'{task.name}.env'] = _ENVIRONMENT.format(config=json.dumps(config))
         for old in place.glob('*.env'):  # of another cluster
@@ -324,6 +329,9 @@ def tunnels(directory, run, first, user):
         for name, text in files.items():
             (place / name).write_text(text, encoding='utf-8')
         print(f'{place}: {", ".join(files)}')
+    rings = [local[task] for task in run if task.job == RING]
+    if rings:
+        print(f'Ring-AllReduce/worker.py: with --sockets_port={rings[0]}, on all hosts')
 
 
 def main():
@@ -336,10 +344,15 @@ def main():
                         'good, from now on (default: 30)')
     parser.add_argument('--local_port', type=int, default=22000, help='of tunnels: of the first '
                         'task; the others have those after it (default: 22000)')
+    parser.add_argument('--sockets_port', type=int, default=0, help='of tunnels: for Ring-'
+                        'AllReduce: where stunnel listens, too, on the host of worker 0; on that '
+                        'of worker i, at this port plus i')
     parser.add_argument('--user', default=getpass.getuser(), help='of tunnels: whose the tasks are '
                         'on the hosts (default: who you are here)')
     options = parser.parse_args()
     os.umask(0o077)
+    if options.sockets_port and options.what != 'tunnels':
+        fail('--sockets_port is a flag of tunnels')
     run = tasks(options)
     directory = options.directory.expanduser().resolve()
     for place in [directory, *directory.parents]:

@@ -29,7 +29,7 @@ from processes import DID, Programs, SLOW, STEP, Tasks, TEST, TESTED, wait_until
 import slow_model  # noqa: E402
 
 AWAY_SECS = {'kill': 1, 'pause': 4, 'power': 3}
-STEPS = {'HogWild': 400, 'AGN': 80, 'Synchronous-SGD': 250, 'In-Graph-Replication': 2500,
+STEPS = {'HogWild': 400, 'AGN': 80, 'Synchronous-SGD': 250, 'In-Graph-Replication': 1000,
          'Model-Parallel': 1500}
 MOMENTS = 'start', 'middle', 'test', 'end'
 FLAGS = {

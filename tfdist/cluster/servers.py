@@ -1,5 +1,7 @@
 """The configuration of the servers of a cluster, and of sessions on them."""
 
+import os
+
 from absl import flags
 from tfdist.cluster import descriptors
 from tfdist.start.quiet import tf
@@ -9,12 +11,20 @@ flags.DEFINE_integer('num_threads', 0, "threads in each of TensorFlow's two pool
                      lower_bound=0, upper_bound=1024)
 
 
-def config(**options):
-    """Makes the `tf.ConfigProto` of a server and its sessions; `options` are further fields.
+def config(waiting_ops=0, **options):
+    """Makes the `tf.ConfigProto` of a server and its sessions.
 
     Every program that serves calls this before it listens: so this begins with its descriptors.
+
+    Args:
+      waiting_ops: int, how many operations of this process may wait for another one at a time, in
+        a thread that TensorFlow lends them. Each gets one more, as the server needs the others.
+      **options: further fields.
     """
     descriptors.begin()
     options.setdefault('gpu_options', tf.GPUOptions(allow_growth=True))
+    threads = FLAGS.num_threads
+    if waiting_ops:
+        threads = waiting_ops + (threads or len(os.sched_getaffinity(0)))
     return tf.ConfigProto(intra_op_parallelism_threads=FLAGS.num_threads,
-                          inter_op_parallelism_threads=FLAGS.num_threads, **options)
+                          inter_op_parallelism_threads=threads, **options)
