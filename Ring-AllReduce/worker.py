@@ -201,7 +201,8 @@ class Scheme(seam.Seam):
         gradients, self.computed = network.gradients_at(self.pull[1:], clipped=False)
         self.pushed = flatten(gradients)
         if self._exchange:
-            self.sums = self._exchange.sums(self.pushed)
+            following = self._place.workers[(self._place.index + 1) % num_workers]
+            self.sums = self._exchange.sums(self.pushed, f'worker {following}')
         elif hparams.implementation == 'collective':
             self.sums = [collective_sum(vector, num_workers, key)
                          for key, vector in enumerate(self.pushed, 1)]

@@ -74,8 +74,8 @@ class Star:
 class Ring:
     """Workers in a ring: 2 (N - 1) hops, in each of which every worker sends 1 / N of its bytes.
 
-    A hop takes a round trip, as the receiver asks for the data; the beginning takes one more. All
-    wait for the slowest link.
+    As by --implementation=ring: a hop takes a round trip, as the receiver asks for the data; the
+    beginning takes one more. All wait for the slowest link.
     """
 
     def __init__(self, clock, cluster, scale=1):

@@ -9,6 +9,8 @@ import contextlib
 import functools
 import re
 import socket
+import subprocess
+import sys
 import time
 import types
 
@@ -17,8 +19,10 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from tfdist.cluster import neighbours
 from tfdist.data import batches
 from tfdist.scheme import seam
+from tfdist.training import traffic
 
 from conftest import load_program
 from processes import BEGINS, DID, RESUMES, STEP, Tasks, TEST, wait_until
@@ -159,6 +163,71 @@ def test_bytes_by_sockets(sum_by_sockets, num_workers):
         assert exchange.sent == 2 * 2 * (num_workers - 1) / num_workers * 4 * size
 
 
+@pytest.mark.parametrize('num_workers', [1, 2, 3])
+@pytest.mark.parametrize('size', [7, 30])
+def test_what_is_sent_by_sockets_is_in_a_trace(connect, num_workers, size):
+    """As many bytes as were really sent, of vectors whose pieces are not all as large."""
+    exchange = load_program('Ring-AllReduce', 'sockets').Exchange
+    exchanges = [exchange(i, num_workers) for i in range(num_workers)]
+    connect(exchanges)
+    threads = tf.ConfigProto(inter_op_parallelism_threads=num_workers, use_per_session_threads=True)
+    with tf.Graph().as_default(), tf.Session(config=threads) as session:
+        sums = [exchanges[i].sums([tf.ones([size]), tf.ones([size + 1], tf.float64)],
+                                  f'worker {(i + 1) % num_workers}') for i in range(num_workers)]
+        trace = tf.RunMetadata()
+        for total, longer in session.run(sums, options=traffic.TRACE, run_metadata=trace):
+            assert (total == num_workers).all() and (longer == num_workers).all()
+        sent = {one.receiver: one.bytes for one in traffic.transfers(trace)}
+    assert sent == ({f'worker {(i + 1) % num_workers}': each.sent
+                     for i, each in enumerate(exchanges)} if num_workers > 1 else {})
+    assert num_workers == 1 or sum(sent.values()) == 2 * (num_workers - 1) * (4 * size
+                                                                             + 8 * (size + 1))
+
+
+WAITS_IN_AN_OP = """
+import os, socket, sys, threading
+from absl import flags
+from tfdist.cluster import servers
+from tfdist.start.quiet import tf
+
+flags.FLAGS(['', '--num_threads=1'])
+config = servers.config(waiting_ops=int(sys.argv[1]))
+with socket.socket() as free:
+    free.bind(('localhost', 0))
+    spec = {'worker': [f'localhost:{free.getsockname()[1]}']}
+server = tf.train.Server(spec, config=config)
+begun, may_end = threading.Event(), threading.Event()
+
+def wait():
+    begun.set()
+    may_end.wait(60)
+    return 0.
+
+def run(make):
+    with tf.Graph().as_default(), tf.device('/job:worker'):
+        op = make()
+        with tf.Session(server.target, config=config) as session:
+            session.run(op)
+
+threading.Thread(target=run, args=(lambda: tf.py_func(wait, [], tf.float64),), daemon=True).start()
+begun.wait(30)
+other = threading.Thread(target=run, args=(lambda: tf.constant(1) + 1,), daemon=True)
+other.start()
+other.join(5)
+print('waits' if other.is_alive() else 'answers', flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize('waiting_ops, then', [
+    (1, 'answers'), pytest.param(0, 'waits', marks=pytest.mark.thorough)])
+def test_a_server_answers_while_an_op_waits(waiting_ops, then):
+    """A sum over sockets waits so; what it waits for may need this server, with one thread, too."""
+    done = subprocess.run([sys.executable, '-c', WAITS_IN_AN_OP, str(waiting_ops)], timeout=60,
+                          stdout=subprocess.PIPE, universal_newlines=True, check=True)
+    assert done.stdout == f'{then}\n'
+
+
 def test_a_sum_stays_while_somebody_has_it(sum_by_sockets, connect):
     """Its memory is used again afterwards."""
     results, exchanges = sum_by_sockets(np.ones([2, 1000], np.float32))
@@ -180,7 +249,7 @@ def listening():
 
 def test_strangers_are_not_let_in_and_keep_nobody_out():
     """Some say nothing, some say something else, one goes at once; 200 before the right one."""
-    sockets, token = load_program('Ring-AllReduce', 'sockets'), bytes(range(32))
+    token = bytes(range(32))
     with listening() as server, contextlib.ExitStack() as stack:
         def come(says):
             one = stack.enter_context(socket.create_connection(server.getsockname(), 10))
@@ -188,7 +257,7 @@ def test_strangers_are_not_let_in_and_keep_nobody_out():
             return one
 
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            found = pool.submit(sockets.accept, server, token, 30)
+            found = pool.submit(neighbours.accept, server, token, 30)
             come(b'').close()
             strangers = [come([b'', bytes(16), token[16:]][i % 3]) for i in range(200)]
             right = come(token[:16])
@@ -198,7 +267,7 @@ def test_strangers_are_not_let_in_and_keep_nobody_out():
             with contextlib.suppress(ConnectionError):
                 assert not stranger.recv(16)
         with pytest.raises(OSError, match='has not connected in 0.1 s'):
-            sockets.accept(server, token, 0.1)
+            neighbours.accept(server, token, 0.1)
 
 
 def test_a_port_of_the_ring_that_is_in_use(programs):
@@ -217,7 +286,7 @@ def test_a_neighbour_that_is_gone(connect):
     exchanges[1].close()
     for each in exchanges:
         assert not each.lost
-        with pytest.raises(sockets.LostError):
+        with pytest.raises(neighbours.LostError):
             each._sum_all(np.ones(10, np.float32))
     assert exchanges[0].lost == 'the next one: Broken pipe'
 
@@ -231,7 +300,7 @@ def test_a_neighbour_that_ends_while_it_is_waited_for(connect):
         with pytest.raises(concurrent.futures.TimeoutError):
             waits.result(0.2)
         exchanges[1].close()
-        with pytest.raises(sockets.LostError, match='the one before has closed its connection'):
+        with pytest.raises(neighbours.LostError, match='the one before has closed its connection'):
             waits.result(10)
 
 

@@ -10,6 +10,8 @@ TRACE = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE, output_partition_gra
 _TASK = re.compile(r'/job:(\w+)(?:/replica:\d+)?/task:(\d+)')
 _TRANSFER = re.compile(r'.* (\S+) from (\S+) to (\S+)')
 _RECEIVED = 'RecvTensor'  # the name of a transfer in a trace
+# Of an operation that sends past TensorFlow's servers, which leave no transfer in a trace.
+_PAST_SERVERS = re.compile(r'(?:.*/)?sends_(\d+)_bytes_to_(\w+)_(\d+)(?:_\d+)?')
 # Runs to try for a whole trace. Every second trace is whole, even on a busy machine.
 _MOST_RUNS = 1000
 
@@ -32,6 +34,14 @@ def kept(job, task, variables):
     size = sum(v.shape.num_elements() * v.dtype.base_dtype.size for v in here)
     names = ', '.join(f'{v.op.name} {v.shape.as_list()}' for v in here) or 'nothing'
     return f'{job} {task} keeps {size:,} B: {names}'
+
+
+def name_of_sender(size, receiver):
+    """Returns the name for an operation that sends `size` bytes to a task past the servers.
+
+    By its name `transfers` finds it in a trace. The `receiver` is a task, such as 'worker 1'.
+    """
+    return f'sends_{size}_bytes_to_{receiver.replace(" ", "_")}'
 
 
 class Sent(collections.namedtuple('Sent', 'bytes tensors')):
@@ -118,12 +128,18 @@ def between_tasks(traces):
 def transfers(trace):
     """Returns a list of `Transfer`, between the tasks of a traced run, a `tf.RunMetadata`."""
     found = []
-    for _, node, begin, end in _noted(trace):
+    for device, node, begin, end in _noted(trace):
         if node.node_name == _RECEIVED:
             tensor, sender, receiver = _TRANSFER.fullmatch(node.timeline_label).groups()
             size = sum(output.tensor_description.allocation_description.requested_bytes
                        for output in node.output)
             found.append(Transfer(tensor, size, task_of(sender), task_of(receiver), begin, end))
+            continue
+        name = node.node_name.split(':')[0]
+        past = _PAST_SERVERS.fullmatch(name)
+        if past:
+            found.append(Transfer(name, int(past[1]), task_of(device), f'{past[2]} {past[3]}',
+                                  begin, end))
     return found
 
 
