@@ -19,6 +19,7 @@ import operator
 import os
 import pathlib
 import re
+import signal
 import socket
 import statistics
 import sys
@@ -490,4 +491,5 @@ def main():
 
 
 if __name__ == '__main__':
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what is under way is ended
     main()

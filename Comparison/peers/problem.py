@@ -35,12 +35,11 @@ NETWORKS = {
 BATCH_SIZE = 32
 SEED = 1
 
-# Threads of CPUs are compared, and TensorFlow says nothing that a step's result does not say.
-os.environ.update(CUDA_VISIBLE_DEVICES='', OMP_NUM_THREADS='1', TF_CPP_MIN_LOG_LEVEL='3')
-
 
 def load(name):
     """Returns a module of a framework; ends the program in one line if it is not installed."""
+    # One thread of a CPU for each worker; and TensorFlow raises its errors as well.
+    os.environ.update(CUDA_VISIBLE_DEVICES='', OMP_NUM_THREADS='1', TF_CPP_MIN_LOG_LEVEL='3')
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -146,6 +145,6 @@ def in_processes(functions):
             process.join()
             if process.exitcode:
                 for other in running.values():
-                    other.terminate()
+                    other.kill()
                 sys.exit(f'{pathlib.Path(sys.argv[0]).name}: a worker failed, '
                          f'status {process.exitcode}')
