@@ -6,6 +6,7 @@ A coordinator hands out the steps, some at a time, to spare them messages. It ca
 data sets apart: each shuffles all examples in an order of its own.
 """
 
+import math
 import multiprocessing
 
 import problem
@@ -48,7 +49,7 @@ def coordinate(options, cluster):
 
     def steps(count):
         calls = [coordinator.schedule(steps_of_one, args=(data,))
-                 for _ in range(count * options.workers // options.steps_per_call)]
+                 for _ in range(math.ceil(count * options.workers / options.steps_per_call))]
         coordinator.join()
         return calls[-1].fetch()
 
@@ -56,14 +57,17 @@ def coordinate(options, cluster):
 
 
 def main():
-    options = problem.parse(__doc__, steps_per_call=10)
+    options = problem.parse(__doc__, steps_per_call=(10, 'steps that a worker is handed at once'))
     addresses = [f'localhost:{port}' for port in ports.free_ports(options.workers + 2)]
     cluster = {'chief': addresses[:1], 'ps': addresses[1:2], 'worker': addresses[2:]}
-    for job in 'ps', 'worker':
-        for index in range(len(cluster[job])):
-            multiprocessing.get_context('spawn').Process(
-                target=serve, args=(job, index, cluster), daemon=True).start()
+    servers = [multiprocessing.get_context('spawn').Process(
+        target=serve, args=(job, index, cluster), daemon=True)
+               for job in ('ps', 'worker') for index in range(len(cluster[job]))]
+    for server in servers:
+        server.start()
     coordinate(options, cluster)
+    for server in servers:
+        server.kill()  # it would serve for ever
 
 
 if __name__ == '__main__':

@@ -52,15 +52,16 @@ def parse(doc, **more):
 
     Args:
       doc: string, the docstring of its program.
-      **more: further options, numbers by name with their defaults.
+      **more: further options, numbers: by name the default, and what it is.
     """
     parser = argparse.ArgumentParser(description=doc.split('\n')[0])
-    parser.add_argument('--model', choices=sorted(NETWORKS), default='digits')
+    parser.add_argument('--model', choices=sorted(NETWORKS), default='digits',
+                        help='data and network, as in the folders (default: digits)')
     for name, default, what in [
             ('steps', 2000, 'steps of each worker that are timed'),
             ('warm_up', 100, 'steps of each worker before these'),
             ('workers', 2, 'workers, each with one thread to compute'),
-            *((name, default, '') for name, default in more.items())]:
+            *((name, *rest) for name, rest in more.items())]:
         parser.add_argument(f'--{name}', type=int, default=default,
                             help=f'{what} (default: {default})')
     options = parser.parse_args()
@@ -104,14 +105,14 @@ def batches(images, labels, worker):
             yield images[chosen], labels[chosen]
 
 
-def train(name, options, steps, workers=1):
+def train(name, options, steps):
     """Trains, and prints the steps per second of each worker, without those of the warm-up.
 
     Args:
       name: string, who prints it.
       options: what `parse` returns.
-      steps: function of a number that makes so many steps and returns the last loss.
-      workers: int, of how many workers `steps` makes the steps, each as many.
+      steps: function of a number that makes so many steps, each worker that is waited for, and
+        returns the last loss.
 
     Raises:
       SystemExit: if the loss is not finite in the end.
