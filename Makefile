@@ -8,7 +8,8 @@
 # make test-both     make test on TensorFlow 1.15, and on 2.21
 # make soak          faults at random for an hour; ARGS=--minutes=5
 # make search-faults the protocols in orders drawn by a seed; ARGS=--planted
-# make bench         measure: steps per second, start-up, memory
+# make bench         measure: steps per second, start-up, memory; ARGS=--only=beside: beside others
+# make peers         install these others, which takes gigabytes: PyTorch, TensorFlow 2, Horovod
 # make clean         remove the environments and caches
 #
 # Each makes what it needs. PYTHON= and VENV= choose another interpreter and environment; JOBS=1
@@ -31,7 +32,7 @@ examples := $(patsubst %/model.py,%,$(wildcard */model.py))
 LOGDIR ?= $(firstword $(wildcard Comparison/mine/tensorboard Comparison/quick/tensorboard))
 
 .PHONY: help $(examples) compare simulate tensorboard notebooks test test-all test-both soak \
-        search-faults bench clean
+        search-faults bench peers clean
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
@@ -83,8 +84,12 @@ search-faults: $(VENV)/installed
 bench: $(VENV)/installed
 	$(python) Comparison/bench.py $(ARGS)
 
+peers: .venv-peers/installed
+	@if [ -n "$(tf1_python)" ]; then $(MAKE) .venv-horovod/installed; \
+	else echo 'Horovod is left out: here it needs Python 3.7, as TensorFlow 1.15 does.'; fi
+
 clean:
-	rm -rf .venv .venv-tf2 .pytest_cache .ruff_cache build *.egg-info
+	rm -rf .venv .venv-tf2 .venv-peers .venv-horovod .pytest_cache .ruff_cache build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -r {} +
 
 $(VENV)/installed: requirements.txt pyproject.toml
@@ -95,4 +100,20 @@ $(VENV)/installed: requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(python) -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	$(python) -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+pip_install = bin/python -m pip install --quiet --disable-pip-version-check
+
+.venv-peers/installed: Comparison/peers.txt
+	@if [ -z "$(tf2_python)" ]; then echo 'Peers need Python 3.10 to 3.13.' >&2; exit 1; fi
+	$(tf2_python) -m venv .venv-peers
+	.venv-peers/$(pip_install) -r Comparison/peers.txt
+	@touch $@
+
+# It is compiled, against the TensorFlow that is installed first.
+.venv-horovod/installed: Comparison/peers.txt
+	$(tf1_python) -m venv .venv-horovod
+	.venv-horovod/$(pip_install) -r Comparison/peers.txt
+	PATH="$(abspath .venv-horovod/bin):$$PATH" HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 \
+	  HOROVOD_WITH_TENSORFLOW=1 .venv-horovod/$(pip_install) --no-build-isolation horovod==0.28.1
 	@touch $@

@@ -2,11 +2,13 @@
 
     python Comparison/bench.py                               all of it, five times
     python Comparison/bench.py --repeats=1 --only='AGN|DOWN'  once, the cases whose names match this
+    python Comparison/bench.py --only=beside                 the examples beside other frameworks
 
-Prints one table in Markdown, of medians. The cases take turns within each repeat, so that whatever
-else the machine does hits all alike; ratios are taken within a repeat. Targets are for a quiet
-machine of two cores: they stand beside the figures, with the word `missed` where a median misses
-one; nothing fails by them. Cases that a target names are measured with it, without a row.
+Prints one table in Markdown, of medians, and one of the examples beside peers in other frameworks,
+as far as these are installed: see beside.py. The cases take turns within each repeat, so that
+whatever else the machine does hits all alike; ratios are taken within a repeat. Targets are for a
+quiet machine of two cores: they stand beside the figures, with the word `missed` where a median
+misses one; nothing fails by them. Cases that a target names are measured with it, without a row.
 """
 
 import argparse
@@ -17,6 +19,7 @@ import operator
 import os
 import pathlib
 import re
+import signal
 import socket
 import statistics
 import sys
@@ -28,6 +31,7 @@ from measuring import hosts, readmes, tunnels
 from measuring.folders import Example
 from measuring.results import machine
 from measuring.runs import notes_in, rate, ROOT, Run, TIME_LIMIT
+import beside
 
 COLLECTIVE = '--implementation=collective'
 RATE = 'steps/s in all'
@@ -448,27 +452,44 @@ def rows(figures, cases):
 
 
 def parse(words=None):
-    """Returns the options: `repeats`, and `cases`, a dict of functions by name."""
+    """Returns the options: `repeats`; `cases` and `pairs`, dicts of functions and pairs by name."""
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('--repeats', type=int, default=5, help='how often (default: 5)')
     parser.add_argument('--only', default='', help='a regular expression: only cases that it finds')
     options = parser.parse_args(words)
     options.cases = {name: case for name, case in CASES.items() if re.search(options.only, name)}
-    if options.repeats < 1 or not options.cases:
-        parser.error(f'nothing to measure; the cases are {"; ".join(CASES)}')
+    options.pairs = {name: pair for name, pair in beside.PAIRS.items()
+                     if re.search(options.only, name)}
+    if options.repeats < 1 or not (options.cases or options.pairs):
+        parser.error(f'nothing to measure; the cases are {"; ".join([*CASES, *beside.PAIRS])}')
     return options
 
 
+def tables(options):
+    """Measures; yields the columns and rows of each table, and in words what else it is made with.
+
+    The rows are dicts of cells.
+    """
+    if options.cases:
+        yield COLUMNS, rows(measure(options.cases, options.repeats), options.cases), []
+    if options.pairs:
+        figures, frameworks = beside.measure(options.pairs, options.repeats)
+        if figures:
+            yield beside.COLUMNS, beside.rows(figures, options.pairs), frameworks
+
+
 def main():
-    """Measures, and prints the table."""
+    """Measures, and prints the tables."""
     options = parse()
     began, load = time.monotonic(), os.getloadavg()[0]
-    figures = measure(options.cases, options.repeats)
-    print(f'{time.strftime("%Y-%m-%d")}, {machine()}; repeats: {options.repeats}, in '
-          f'{time.monotonic() - began:.0f} s; load when it began {load:.1f}.\n')
-    lines = [list(row.values()) for row in rows(figures, options.cases)]
-    readmes.show(readmes.table([COLUMNS, *lines], 'lrrrl'))
+    for columns, its_rows, frameworks in tables(options):
+        print(f'{", ".join([time.strftime("%Y-%m-%d"), machine(), *frameworks])}; repeats: '
+              f'{options.repeats}, in {time.monotonic() - began:.0f} s; load when it began '
+              f'{load:.1f}.\n')
+        lines = [list(row.values()) for row in its_rows]
+        readmes.show(readmes.table([columns, *lines], 'l' + 'r' * (len(columns) - 2) + 'l') + '\n')
 
 
 if __name__ == '__main__':
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what is under way is ended
     main()

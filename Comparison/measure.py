@@ -106,10 +106,10 @@ def job(words, table, seeds):
     if words[0].endswith('bench.py'):
         table.row({'': ''})
         options = bench.parse(list(words[1:]))
-        repeats = seeds or options.repeats
-        runs = repeats * len(options.cases)
+        options.repeats = seeds or options.repeats
+        runs = options.repeats * (len(options.cases) + 2 * len(options.pairs))
         return Job(runs, runs * CASE_SECONDS,
-                   lambda: bench.rows(bench.measure(options.cases, repeats), options.cases))
+                   lambda: [row for _, rows, _ in bench.tables(options) for row in rows])
     options = parse(list(words[1:]))
     options.seeds = seeds or options.seeds
     old = table.row(dict(zip(HEADER, command_of(options)))) or {}

@@ -9,6 +9,7 @@ import pytest
 from measuring import readmes, runs
 
 import bench
+import beside
 from conftest import ROOT
 import measure
 
@@ -159,6 +160,7 @@ def collection(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, 'Run', run)
     monkeypatch.setattr(measure, 'versions', lambda: ('1.15.5', '3.7'))
     monkeypatch.setattr(bench, 'CASES', {'a': lambda: {'x': 1}, 'c': lambda: {'y': 2}})
+    monkeypatch.setattr(beside, 'PAIRS', {})
     return types.SimpleNamespace(made=made, read=lambda folder: (
         tmp_path / folder / 'README.md').read_text(encoding='utf-8'))
 
@@ -233,10 +235,11 @@ def test_each_row_of_a_readme_has_its_command(page, capsys):
     for table in readmes.tables(text):
         for words in of_bench & set(readmes.commands(table.block)):
             rows = [readmes.cells(line)[0] for line in text.split('\n')[table.begin:table.end]][2:]
-            cases = bench.parse(list(words[1:])).cases
-            assert {case for row in rows for case in cases if row.startswith(f'{case}, ')} == set(
-                cases)
-            assert all(row.startswith(tuple(cases)) for row in rows)
+            options = bench.parse(list(words[1:]))
+            assert {case for row in rows for case in options.cases
+                    if row.startswith(f'{case}, ')} == set(options.cases)
+            assert set(options.pairs) <= set(rows)
+            assert all(row.startswith((*options.cases, *options.pairs)) for row in rows)
 
 
 def test_a_target_that_is_missed_is_marked():

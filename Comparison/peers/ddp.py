@@ -1,0 +1,76 @@
+"""PyTorch's DistributedDataParallel on gloo: each step applies the mean of all gradients.
+
+    python Comparison/peers/ddp.py --model=mnist --steps=500
+
+The workers are processes of this machine, which reach each other over loopback.
+"""
+
+import datetime
+import os
+
+import problem
+from tfdist.start import ports
+
+torch = problem.load('torch')
+dist = torch.distributed
+LIMIT = datetime.timedelta(seconds=60)  # for each exchange
+
+
+def join(worker, options, port):
+    """Makes this process one of the workers, with one thread; see `distributed`."""
+    torch.set_num_threads(1)
+    torch.set_num_interop_threads(1)
+    os.environ['GLOO_SOCKET_IFNAME'] = 'lo' if os.path.isdir('/sys/class/net/lo') else 'lo0'
+    dist.init_process_group('gloo', f'tcp://localhost:{port}', rank=worker,
+                            world_size=options.workers, timeout=LIMIT)
+
+
+def network_of(options):
+    """Returns the network, a `torch.nn.Sequential` of [batch_size, pixels] float32."""
+    layers = []
+    for weights, biases in problem.initial(problem.NETWORKS[options.model].sizes):
+        layer = torch.nn.Linear(*weights.shape)
+        with torch.no_grad():
+            layer.weight.copy_(torch.from_numpy(weights.T))
+            layer.bias.copy_(torch.from_numpy(biases))
+        layers += [layer, torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers[:-1])
+
+
+def train(worker, options, network, exchange=lambda: None):
+    """Trains a network, a `torch.nn.Module`, and calls `exchange` after each step."""
+    rate = problem.NETWORKS[options.model].learning_rate
+    optimizer = torch.optim.SGD(network.parameters(), lr=rate)
+    batches = problem.batches(*problem.shard(options, worker, options.workers), worker)
+
+    def steps(count):
+        for _ in range(count):
+            images, labels = map(torch.from_numpy, next(batches))
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(network(images), labels)
+            loss.backward()
+            optimizer.step()
+            exchange()
+        return loss.item()
+
+    problem.train(f'worker {worker}', options, steps)
+
+
+def distributed(worker, options, port):
+    """Is one of the workers; `port` is where they find each other."""
+    join(worker, options, port)
+    train(worker, options, torch.nn.parallel.DistributedDataParallel(
+        network_of(options), gradient_as_bucket_view=True))
+    dist.destroy_process_group()
+
+
+def main(worker_function, doc):
+    """Runs `worker_function`, which is as `distributed`, in a process for each worker."""
+    options = problem.parse(doc)
+    port, = ports.free_ports(1)
+    problem.in_processes([(worker_function, (worker, options, port))
+                          for worker in range(options.workers)])
+
+
+if __name__ == '__main__':
+    main(distributed, __doc__)

@@ -1,0 +1,25 @@
+"""Local SGD in PyTorch on gloo: the workers average their parameters every ten steps.
+
+    python Comparison/peers/local_sgd.py --steps=10000
+
+The average is `PeriodicModelAverager` of PyTorch, without any exchange of gradients.
+"""
+
+import ddp
+import problem
+
+averagers = problem.load('torch.distributed.algorithms.model_averaging.averagers')
+PERIOD = 10  # steps
+
+
+def local(worker, options, port):
+    """Is one of the workers; `port` is where they find each other."""
+    ddp.join(worker, options, port)
+    network = ddp.network_of(options)
+    averager = averagers.PeriodicModelAverager(period=PERIOD)
+    ddp.train(worker, options, network, lambda: averager.average_parameters(network.parameters()))
+    ddp.dist.destroy_process_group()
+
+
+if __name__ == '__main__':
+    ddp.main(local, __doc__)
