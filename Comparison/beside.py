@@ -15,17 +15,15 @@ from measuring.folders import Example
 from measuring.runs import notes_in, rate, Run
 
 WORKERS = 2
-# How the ring runs until this is its default; then this goes, and the pair `by default` with it.
-SOCKETS = ('--implementation=sockets',)
 STEPS = {'digits': 4000, 'mnist': 600}  # of each worker
 PARAMETERS = {'digits': 'digits', 'mnist': '648k parameters'}
 WINDOWS = 5  # with windows of local steps there are so many times as many steps
 
-Pair = collections.namedtuple('Pair', 'folder flags peer model target')
+Pair = collections.namedtuple('Pair', 'folder peer model target')
 Pair.__doc__ = """An example and its peer.
 
 Attributes:
-  folder, flags: string and tuple of strings, the example; other flags have their defaults.
+  folder: string, the example, with its default flags.
   peer: string, a name in `peers.PEERS`.
   model: string, what both train: a key of STEPS.
   target: float, how many times the peer's steps per second are to be reached; or None.
@@ -34,22 +32,20 @@ Attributes:
 
 def _pairs(*rows):
     """Returns a dict of `Pair`s by their names in the table."""
-    return {f'{title} beside {peer}, {PARAMETERS[model]}': Pair(title.split()[0], flags, peer,
-                                                                model, target)
-            for title, flags, peer, model, target in rows}
+    return {f'{folder} beside {peer}, {PARAMETERS[model]}': Pair(folder, peer, model, target)
+            for folder, peer, model, target in rows}
 
 
 PAIRS = _pairs(
-    ('Ring-AllReduce by default', (), 'DDP', 'digits', None),
-    ('Ring-AllReduce', SOCKETS, 'DDP', 'digits', 1.8),
-    ('Ring-AllReduce', SOCKETS, 'Horovod', 'digits', 1.8),
-    ('Synchronous-SGD', (), 'DDP', 'digits', 1.0),
-    ('Local-SGD', (), 'local SGD in PyTorch', 'digits', 1.5),
-    ('Ring-AllReduce', SOCKETS, 'DDP', 'mnist', 1.5),
-    ('Ring-AllReduce', SOCKETS, 'Horovod', 'mnist', 1.5),
-    ('Ring-AllReduce', SOCKETS, 'MultiWorkerMirroredStrategy', 'mnist', None),
-    ('Synchronous-SGD', (), 'DDP', 'mnist', 0.95),
-    ('HogWild', (), 'ParameterServerStrategy', 'mnist', None))
+    ('Ring-AllReduce', 'DDP', 'digits', 1.8),
+    ('Ring-AllReduce', 'Horovod', 'digits', 1.8),
+    ('Synchronous-SGD', 'DDP', 'digits', 1.0),
+    ('Local-SGD', 'local SGD in PyTorch', 'digits', 1.5),
+    ('Ring-AllReduce', 'DDP', 'mnist', 1.5),
+    ('Ring-AllReduce', 'Horovod', 'mnist', 1.5),
+    ('Ring-AllReduce', 'MultiWorkerMirroredStrategy', 'mnist', None),
+    ('Synchronous-SGD', 'DDP', 'mnist', 0.95),
+    ('HogWild', 'ParameterServerStrategy', 'mnist', None))
 
 
 def steps_of(pair):
@@ -62,7 +58,7 @@ def ours(pair):
     example = Example(pair.folder)
     with tempfile.TemporaryDirectory() as notes:
         model = [f'--model={pair.model}'] * (pair.model != 'digits')
-        Run(pair.folder, *model, *pair.flags, '--num_threads=1', '--log_every_n_steps=100000',
+        Run(pair.folder, *model, '--num_threads=1', '--log_every_n_steps=100000',
             f'--notes_dir={notes}',
             *example.arguments(WORKERS, example.window, WORKERS * steps_of(pair)),
             WORKERS=str(WORKERS), CUDA_VISIBLE_DEVICES='')
