@@ -11,6 +11,7 @@ import hmac
 import secrets
 import socket
 import sys
+import time
 
 import numpy as np
 from tfdist.cluster import neighbours, patience
@@ -21,6 +22,7 @@ from tfdist.start.quiet import tf
 import ring
 
 _ALIGNMENT = 64  # bytes
+_LOOK_MSECS = 2000
 
 
 class Exchange:
@@ -145,7 +147,7 @@ class Exchange:
         return known[-1]
 
 
-def meet(place, resolver, target, config, port=0):
+def meet(place, resolver, target, config, port=0, limit_secs=float('inf')):
     """Connects the workers of a ring, who tell each other through their servers where they listen.
 
     Each tells the next one, which connects, and shows the token that it was told.
@@ -156,6 +158,7 @@ def meet(place, resolver, target, config, port=0):
       target: string, of sessions on this worker.
       config: `tf.ConfigProto` of these sessions.
       port: int, where this worker listens until the next one has connected; 0: where it is free.
+      limit_secs: float, how long to wait for another worker at a time.
 
     Returns:
       `Exchange`; or None if not all have reached each other, which the first worker says.
@@ -174,7 +177,7 @@ def meet(place, resolver, target, config, port=0):
         sys.exit(f'{name} cannot listen on port {port} ({error.strerror}): give another '
                  '--sockets_port.')
     with patience.PATIENCE.during('the workers have not met'), tf.Graph().as_default(), listening:
-        meeting = _Meeting(place, resolver)
+        meeting = _Meeting(place, resolver, limit_secs)
         with tf.Session(target, config=config) as session:
             reached, connections = meeting.connect(session, listening)
             why = meeting.agree(session, reached)
@@ -192,9 +195,16 @@ def meet(place, resolver, target, config, port=0):
 class _Meeting:
     """What the workers tell each other, each to those that its sessions see, while they connect."""
 
-    def __init__(self, place, resolver):
+    def __init__(self, place, resolver, limit_secs):
         """Makes the ops in the default graph."""
+        self._limit_secs = limit_secs
+        self._limit = tf.RunOptions(
+            timeout_in_ms=0 if limit_secs == float('inf') else int(1000 * limit_secs))
         following = (place.index + 1) % len(place.workers)
+        self._are_there = []
+        for index in 0, following:
+            with tf.device(place.device(index)), tf.device('/device:CPU:0'):
+                self._are_there.append(tf.random_uniform([]))  # a constant would not be asked for
         self._before = place.workers[place.index - 1]
         self._name = f'worker {resolver.task_id}'
         self._host = resolver.cluster_spec().task_address(
@@ -221,8 +231,9 @@ class _Meeting:
           `socket.socket`: to the next worker, and from the one before.
         """
         token, connections = secrets.token_bytes(2 * neighbours.HALF), []
-        session.run(self._say_where, {self._text: [str(listening.getsockname()[1]), token]})
-        port, its_token = session.run(self._hear_where)
+        session.run(self._say_where, {self._text: [str(listening.getsockname()[1]), token]},
+                    self._limit)
+        port, its_token = self._hear(session, self._hear_where)
         reached = ''
         try:
             before = socket.create_connection((self._host, int(port)), ring.LOST_AFTER_SECS)
@@ -230,8 +241,8 @@ class _Meeting:
             before.sendall(its_token[:neighbours.HALF])
         except OSError as error:
             reached = self._not_reached(port, error)
-        session.run(self._say_came, {self._text: [reached]})
-        if not session.run(self._hear_came)[0]:
+        session.run(self._say_came, {self._text: [reached]}, self._limit)
+        if not self._hear(session, self._hear_came)[0]:
             with contextlib.suppress(OSError):  # the next one says it, as it gets no answer
                 connections.insert(0, neighbours.accept(listening, token, ring.LOST_AFTER_SECS))
         if not reached:
@@ -242,6 +253,22 @@ class _Meeting:
             except OSError as error:
                 reached = self._not_reached(port, error)
         return reached, connections
+
+    def _hear(self, session, op):
+        """Waits for what another worker says, and returns it.
+
+        Raises:
+          tf.errors.OpError: if a worker that the session sees has gone meanwhile, or started again:
+            it says nothing any more.
+        """
+        deadline = time.monotonic() + self._limit_secs
+        while True:
+            try:
+                return session.run(op, options=tf.RunOptions(timeout_in_ms=_LOOK_MSECS))
+            except tf.errors.DeadlineExceededError:
+                if time.monotonic() > deadline:
+                    raise
+            session.run(self._are_there, options=self._limit)
 
     def _not_reached(self, port, error):
         return (f'{self._name} cannot reach worker {self._before} at {self._host}:{int(port)} '
@@ -254,12 +281,12 @@ class _Meeting:
           session: `tf.Session`.
           reached: string, what this worker says.
         """
-        session.run(self._say_reached, {self._text: [reached]})
+        session.run(self._say_reached, {self._text: [reached]}, self._limit)
         if self._collects:
-            said = [session.run(self._hear_reached)[0] for _ in range(self._num_workers)]
+            said = [self._hear(session, self._hear_reached)[0] for _ in range(self._num_workers)]
             for _ in said:
                 session.run(self._say_result, {self._text: [max(said)]})
-        return session.run(self._hear_result)[0].decode()
+        return self._hear(session, self._hear_result)[0].decode()
 
 
 def _aligned(size, dtype):

@@ -236,10 +236,11 @@ def train_in_a_ring(place, resolver, server, run, attempt=None, stop_watching=No
     task_index, num_workers, is_first = resolver.task_id, len(place.workers), not place.index
     exchange = None
     if FLAGS.implementation == 'sockets':
-        limit = dict(operation_timeout_in_ms=1000 * ring.LOST_AFTER_SECS) if attempt else {}
         with elastic.failures() if attempt else ring.failures(f'worker {task_index}'):
-            exchange = sockets.meet(place, resolver, server.target, session_config(place, **limit),
-                                    FLAGS.sockets_port and FLAGS.sockets_port + task_index)
+            exchange = sockets.meet(
+                place, resolver, server.target, session_config(place),
+                port=FLAGS.sockets_port and FLAGS.sockets_port + task_index,
+                limit_secs=ring.LOST_AFTER_SECS if attempt else float('inf'))
     tf.set_random_seed(FLAGS.seed)
     with tf.device(place.device(place.index)):
         global_step = tf.train.get_or_create_global_step()
@@ -285,8 +286,8 @@ def train_in_a_ring(place, resolver, server, run, attempt=None, stop_watching=No
     together.leave(server)
 
 
-def session_config(place, **others):
-    """Returns the configuration of a session in a ring, with `others` as of `servers.config`."""
+def session_config(place):
+    """Returns the configuration of a session in a ring."""
     # Distributed: a session waits for all tasks that it sees. It has to see the neighbours in the
     # ring, and the first worker; TensorFlow's own all-reduce wants to see all.
     neighbours = [place.device(i) for i in (0, place.index, (place.index + 1) % len(place.workers))]
@@ -294,7 +295,7 @@ def session_config(place, **others):
         waiting_ops=FLAGS.implementation == 'sockets',
         device_filters=None if FLAGS.implementation == 'collective' else neighbours,
         experimental=tf.ConfigProto.Experimental(
-            collective_group_leader='/job:worker/replica:0/task:0'), **others)
+            collective_group_leader='/job:worker/replica:0/task:0'))
 
 
 def meet_and_train(_):

@@ -8,6 +8,7 @@ import concurrent.futures
 import contextlib
 import functools
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from tfdist.data import batches
 from tfdist.scheme import seam
 from tfdist.training import traffic
 
-from conftest import load_program
+from conftest import load_program, ROOT
 from processes import BEGINS, DID, RESUMES, STEP, Tasks, TEST, wait_until
 
 HPARAMS = dict(implementation='ring', scale_learning_rate=False, warmup_steps=0)
@@ -481,6 +482,31 @@ def test_when_one_dies_all_end_and_a_new_start_resumes(started, programs, victim
         assert int(worker.wait_for(BEGINS)['step']) == resumed, 'all go on from there'
         assert int(worker.wait_for(DID)['local_steps']) == 300 - resumed
     assert workers[0].matches(TEST)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize('victim', [0, 1, 2])
+def test_one_that_dies_before_all_have_met(programs, victim):
+    """Who waits for what it would have said ends soon, to be started again with it."""
+    folder = programs.directory / 'Ring-AllReduce'
+    shutil.copytree(str(ROOT / 'Ring-AllReduce'), str(folder))
+    (programs.directory / 'tfdist').symlink_to(ROOT / 'tfdist')
+    text = (folder / 'sockets.py').read_text(encoding='utf-8')
+    silent = text.replace('        token, connections =',
+                          f'        while self._name == "worker {victim}":\n'
+                          '            time.sleep(1)\n'
+                          '        token, connections =')
+    assert silent != text
+    (folder / 'sockets.py').write_text(silent, encoding='utf-8')
+    tasks = Tasks(programs, num_ps=0, num_workers=3, folder=folder, flags=['--train_steps=50'])
+    workers = [tasks.start('worker', i) for i in range(3)]
+    workers[(victim + 1) % 3].wait_for(r'worker \d: the workers have not met after 1\d s .*')
+    workers[victim].kill()
+    tasks.start('worker', victim)
+    died = time.monotonic()
+    for i, worker in enumerate(workers):
+        assert i == victim or worker.wait() == 75, str(worker)
+    assert time.monotonic() - died < 30
 
 
 @pytest.mark.parametrize('num_workers', [
