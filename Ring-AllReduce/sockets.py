@@ -88,7 +88,8 @@ class Exchange:
                 sys.exit(f'--implementation=sockets: NumPy does not add {vector.dtype.name} here. '
                          'Use float32 in the model, or --implementation=ring.')
         with tf.device('/device:CPU:0'):
-            sums = tf.py_func(self._sum_all, vectors, [vector.dtype for vector in vectors])
+            sums = tf.py_func(self._sum_all, vectors, [vector.dtype for vector in vectors],
+                              name='exchange')
         for total, vector in zip(sums, vectors):
             total.set_shape(vector.shape)
         return sums
