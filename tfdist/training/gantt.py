@@ -15,6 +15,7 @@ flags.DEFINE_string('timeline', None, 'file for a picture of what each task did 
 
 _ENDINGS = '.png', '.pdf', '.svg'
 BLUE, SKY, ORANGE, GREEN, GREY = '#0072B2', '#56B4E9', '#D55E00', '#009E73', '#E6E6E6'
+_MOST_LABELLED = 2  # layers of a row: labels of more would cover each other
 _LABEL_SHARE = 0.011  # of the picture's width, what a character of a bar's label takes
 
 # A row of the picture: the `task` whose it is, or None if the rows are of one; and its `name`.
@@ -112,7 +113,8 @@ def draw(path, labels, bars, colours, title='', limits=None, inches=0.16, **axes
                 axes.broken_barh([(bar.begin * 1e3, (bar.end - bar.begin) * 1e3) for bar in here],
                                  (top, height), facecolor=colour, edgecolor=colour,
                                  linewidth=0.3)  # so that the shortest can be seen
-                _label(axes, here, top + height / 2, limits)
+                if of <= _MOST_LABELLED:
+                    _label(axes, here, top + height / 2, limits)
         axes.plot([], [], color=colour, linewidth=5, label=what)
     axes.set(yticks=range(len(labels)), ylim=(len(labels) - 0.5, -0.5), **axes_of)
     if limits:

@@ -13,6 +13,9 @@ KINDS = 'computes', 'reads', 'updates', 'transfers', 'waits'
 # noted it, `clock`; and of a transfer, the `bytes` and the `sender`.
 Event = collections.namedtuple('Event', 'task kind name begin end clock bytes sender')
 
+ALONE = 'this process'  # the task, if there is no cluster
+_WAITED_MS = 0.1  # what is shorter is the call itself
+
 # By the type of an operation. What none of these matches computes.
 _READS = re.compile(r'ReadVariable|IteratorGetNext|(Resource)?Gather|LookupTableFind|VariableV2')
 _UPDATES = re.compile(r'(Resource)?(Sparse)?(Apply|Accumulator(Apply|Set))|Assign|'
@@ -23,10 +26,11 @@ _EXCHANGES = re.compile(r'Collective')
 _EXCHANGE = re.compile(r'(.*/)?exchange(_\d+)?')
 # These name what others work on, and take no time themselves.
 _NOTHING = re.compile(r'(Const|NoOp|VarHandleOp|Placeholder\w*|Iterator(V2)?|OneShotIterator|'
-                      r'AnonymousIterator\w*|\w*HashTable(V2)?|\w*Queue(V2)?|\w*Accumulator|_\w+)?')
+                      r'AnonymousIterator\w*|\w*HashTable(V2)?|\w*Queue(V2)?|\w*Accumulator|'
+                      r'_(Host)?(Send|Recv)|_Arg|_Retval)?')
 
 
-def of(trace, task):
+def of(trace, task, waited=(0, 0)):
     """Returns what a traced run did, a list of `Event` in the order of their beginnings.
 
     An operation is on the task on which it runs, and a transfer on the task that receives it. But
@@ -35,8 +39,11 @@ def of(trace, task):
     Args:
       trace: `tf.RunMetadata` of a run with a full trace.
       task: string, the task that asked for the run, such as 'worker 0'.
+      waited: pair of floats, from when to when it waited before the run, in milliseconds.
     """
     found = []
+    if waited[1] - waited[0] > _WAITED_MS:
+        found.append(Event(task, 'waits', 'until it may begin', *waited, task, 0, ''))
     for one in traffic.transfers(trace):
         name = re.sub(r'^edge_\d+_', '', one.tensor)
         found.append(Event(one.receiver, 'transfers', name, one.begin, one.end, one.receiver,
@@ -51,9 +58,9 @@ def of(trace, task):
 
 
 def task_of(device):
-    """Returns the task of a device, such as 'worker 0'; without a cluster it is 'this process'."""
+    """Returns the task of a device, such as 'worker 0'; without a cluster it is `ALONE`."""
     task = traffic.task_of(device)
-    return 'this process' if task in ('local', 'localhost 0') else task
+    return ALONE if task in ('local', 'localhost 0') else task
 
 
 def _kind_of(work):

@@ -101,7 +101,7 @@ class Trainer(tf.train.SessionRunHook):
     """
 
     def __init__(self, train_op, wait=None, test=None, stop_device=None, recorded=None,
-                 network=None, board=None, place=(0, 1)):
+                 network=None, board=None, place=None):
         """Takes what to run.
 
         Args:
@@ -112,8 +112,8 @@ class Trainer(tf.train.SessionRunHook):
           recorded: `recorder.Recorder` of these runs, or None.
           network: `trainee.Trainee` that is trained, whose hooks and summaries are run; or None.
           board: `busy.Board` that tells why a step takes long, or None.
-          place: pair of ints, the index of this worker and the number of workers, which is None if
-            it is not known: for the timeline.
+          place: pair of ints, the index of this worker, and the number of workers or None if it is
+            not known; by default no other process trains.
 
         Raises:
           SystemExit: if the runs are to be recorded, but belong to no scheme.
@@ -128,7 +128,10 @@ class Trainer(tf.train.SessionRunHook):
             self._train_op.setdefault('last_step', self._last_step)
         self._wait, self._recorded, self._board = wait, recorded, board
         self._notes = notes.asked_for(test)
-        self._timeline = timeline.asked_for(*place, stop_device or self._global_step.device)
+        self._timeline = timeline.asked_for(*(place or (None, 1)),
+                                             stop_device or self._global_step.device)
+        if self._timeline and wait:
+            self._wait = self._timeline.noting(wait)
         self._beside = network and beside.Beside(network, writes=test and test.is_chief)
 
     @classmethod

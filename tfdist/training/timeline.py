@@ -1,15 +1,15 @@
 """Records some steps of a run, for a picture of what each task did when: --timeline=FILE.png.
 
 Nothing is traced before all workers have made --timeline_after runs of their train op: the first
-ones take longer. Then each traces some runs, so that the steps of all are of the same time. Events
-stay in memory, and what this worker traced is written when its process ends: see `timeline_parts`.
+ones take longer. Then each traces some runs, so that the steps of all are of the same time. The
+traces stay in memory, and are written when the process ends: see `timeline_parts`. A model's own
+hooks and summaries miss the traced runs.
 """
 
 import atexit
 import collections
 import os
 import statistics
-import threading
 import time
 
 from absl import flags
@@ -26,18 +26,17 @@ flags.DEFINE_integer('timeline_after', 50, 'runs of the train op that each worke
 # `traffic.is_whole`.
 _MORE_RUNS = 9
 _FULL = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE)
-_TRACING = threading.Lock()  # TensorFlow 2.21 traces one run of a process at a time
 _MADE = []  # the `Timeline` of this process
 
 
-def asked_for(task_index, num_workers, device=None):
+def asked_for(task_index, num_workers, device):
     """Returns a `Timeline` with --timeline, else None.
 
     In a process that has several trainers, the first one is traced: the others' runs go on beside
     it. A process that trains anew, as after a loss, traces anew if it has not traced yet.
 
     Args:
-      task_index: int, which of the workers this is.
+      task_index: int, which of the workers this is; None if only this process trains.
       num_workers: int, how many workers trace; None if it is not known.
       device: string, the device of the global step, where workers tell each other that they are
         ready.
@@ -66,20 +65,22 @@ class Timeline:
 
     def __init__(self, task_index, num_workers, device):
         """See `asked_for`."""
-        self._number, self._of = task_index, num_workers
+        self._number, self._of = task_index or 0, num_workers
+        self._task = 'chief 0' if task_index is None else f'worker {task_index}'
         self.graph = tf.get_default_graph()
         self._first = self._ready = None  # the first trace, and ops of `_all_are_ready`
         self._traces, self._times = [], []
-        self._untraced = collections.deque(maxlen=FLAGS.timeline_after)
+        self._ends = collections.deque(maxlen=FLAGS.timeline_after)  # of runs that are not traced
         self._runs, self._first_step, self._step = 0, None, 0
-        self._task = 'worker 0'
+        self._waited, self._waits = (0, 0), []  # the last wait before a run; those of the traces
         if num_workers and num_workers > 1:
             table = volatile_table.VolatileTable('timeline', device, default=0)
             self._say_ready = table.write(tf.constant([task_index], tf.int64), tf.constant(
                 [1], tf.int64))
             self._ready = table.read(tf.range(num_workers, dtype=tf.int64))
             self._has_said = False
-        timeline_parts.remove(timeline_parts.path_of(FLAGS.timeline, task_index))  # of a run before
+        # What a run before this one has left would be drawn with the parts of this one.
+        timeline_parts.remove(timeline_parts.path_of(FLAGS.timeline, self._number))
         atexit.register(self._write)
 
     @property
@@ -99,16 +100,16 @@ class Timeline:
           train_op: dict of tensors.
           run: function, the session's callable for `train_op`.
         """
-        self._task = lanes.task_of(train_op['loss'].device)
+        if lanes.task_of(train_op['loss'].device) == lanes.ALONE:
+            self._task = lanes.ALONE
 
         def watched():
             if len(self._traces) >= _MORE_RUNS + FLAGS.timeline_steps:
                 return run()
             if self._first or self._is_time(session):
                 return self._trace(session, train_op)
-            began = time.time()
             result = run()
-            self._untraced.append(time.time() - began)
+            self._ends.append(time.time())
             self._runs += 1
             self._step = int(result['global_step'])
             if self._first_step is None:
@@ -116,6 +117,15 @@ class Timeline:
             return result
 
         return watched
+
+    def noting(self, wait):
+        """Returns a function that does what `wait` does before each run, and notes when."""
+        def noted():
+            began = time.time()
+            wait()
+            self._waited = began * 1e3, time.time() * 1e3
+
+        return noted
 
     def _is_time(self, session):
         """Returns whether to trace the next run: all are ready, or half of the steps are made."""
@@ -139,22 +149,25 @@ class Timeline:
         metadata, began = tf.RunMetadata(), time.time()
         # The graphs of the tasks are asked for once: to transfer them takes time.
         options = _FULL if self._first else traffic.TRACE
-        with _TRACING:
+        with traffic.TRACING:
             result = session.run(train_op, options=options, run_metadata=metadata)
         if self._first is None:
             self._first = metadata
         else:
             self._traces.append(metadata)
             self._times.append((began * 1e3, time.time() * 1e3))
+            self._waits.append(self._waited)
         return result
 
     def _write(self):
         """Writes what this process traced, and draws the picture if it is the last one."""
         runs = []
-        for metadata, (began, ended) in zip(self._traces, self._times):
+        for metadata, times, waited in zip(self._traces, self._times, self._waits):
             metadata.partition_graphs.extend(self._first.partition_graphs)
-            runs.append(timeline_parts.Run(began, ended, traffic.is_whole(metadata),
-                                           lanes.of(metadata, self._task)))
-        untraced = statistics.median(self._untraced) * 1e3 if self._untraced else None
+            runs.append(timeline_parts.Run(*times, traffic.is_whole(metadata),
+                                           lanes.of(metadata, self._task, waited)))
+        ends = list(self._ends)
+        took = [1e3 * (end - before) for before, end in zip(ends, ends[1:])]
+        untraced = statistics.median(took) if took else None
         part = timeline_parts.Part(self._task, self._number, self._of, untraced, runs)
         timeline_parts.add(FLAGS.timeline, part, FLAGS.timeline_steps)

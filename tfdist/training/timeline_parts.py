@@ -69,12 +69,12 @@ def add(picture, part, steps):
                         'draws the picture')
             return
         with contextlib.suppress(FileNotFoundError):  # another one has drawn it at the same time
-            merge(picture, [read(path) for path in paths], steps)
+            merge(picture, [read(path) for path in paths], steps, part.of is None and part.task)
             if part.of is not None:
                 for path in paths:
                     remove(path)
-    except OSError as error:
-        console.say('timeline', f'{picture} cannot be written: {error.strerror}')
+    except (OSError, ValueError) as error:  # no reason to lose the run
+        console.say('timeline', f'{picture} is not drawn: {error}')
 
 
 def _beside(picture):
@@ -86,7 +86,7 @@ def read(path):
     """Returns the `Part` in a file.
 
     Raises:
-      SystemExit: if it has none.
+      ValueError: if it has none.
     """
     try:
         with open(path, encoding='utf-8') as file:
@@ -94,16 +94,17 @@ def read(path):
         return Part(*rest, [Run(*run, [lanes.Event(*event) for event in events])
                             for *run, events in runs])
     except (ValueError, TypeError) as error:
-        sys.exit(f'{path} is not the part of a timeline: {error}.')
+        raise ValueError(f'{path} is not the part of a timeline') from error
 
 
-def merge(picture, parts, steps):
+def merge(picture, parts, steps, only=None):
     """Draws the picture, writes the trace beside it, and says what each worker did.
 
     Args:
       picture: string, the path.
       parts: list of `Part`.
       steps: int, how many runs of a worker to show.
+      only: string, the task of which to say what it did; by default all.
     """
     traced = [part for part in map(_whole_runs, parts) if part.runs]
     for task in sorted({part.task for part in parts} - {part.task for part in traced}):
@@ -119,7 +120,8 @@ def merge(picture, parts, steps):
         return
     traced = _on_one_clock(traced)
     for part in traced:
-        console.say('timeline', f'{part.task}: {in_words(part)}')
+        if not only or part.task == only:
+            console.say('timeline', f'{part.task}: {in_words(part)}')
     trace = _draw(picture, traced, steps)
     console.say('timeline', f'drawn in {picture}; {trace} is its trace, for '
                 'https://ui.perfetto.dev')
@@ -135,11 +137,10 @@ def in_words(part):
     """Returns what a worker does in a run of its train op, the mean of those that were traced."""
     each = [lanes.shares(run.events) for run in part.runs]
     means = {kind: statistics.mean(one[kind] for one in each) for kind in each[0]}
-    untraced = '' if part.untraced is None else f'{part.untraced:.1f} ms untraced; '
-    return (f'a run of its train op takes {untraced}{sum(means.values()):.1f} ms in '
-            f'{len(each)} traces: ' + ', '.join(
-                f'{name} {means[kind]:.2f}' for kind, name in _CALLED.items() if means[kind] > .005)
-            + f', between these {means["between"]:.2f}')
+    parts = [f'{name} {means[kind]:.2f}' for kind, name in _CALLED.items() if means[kind] > .005]
+    takes = '' if part.untraced is None else f'a run of the train op takes {part.untraced:.1f} ms; '
+    return (f'{takes}{len(each)} traced ones, {sum(means.values()):.1f} ms from the first '
+            f'operation to the last: {", ".join(parts)}, between these {means["between"]:.2f}')
 
 
 def _on_one_clock(parts):
@@ -241,7 +242,7 @@ def _in_layers(bars):
 def _order(task):
     """Returns the key of a task by which the ps come first, and then the others."""
     job, _, number = task.partition(' ')
-    return job != 'ps', job, int(number or 0)
+    return job != 'ps', job, number.zfill(9)
 
 
 def _details(task, event):
@@ -264,7 +265,10 @@ def main(_):
     if not paths:
         sys.exit(f'--timeline={gantt.FLAGS.timeline}: there are no parts of it, such as '
                  f'{path_of(gantt.FLAGS.timeline, 0)}.')
-    merge(gantt.FLAGS.timeline, [read(path) for path in paths], FLAGS.timeline_steps)
+    try:
+        merge(gantt.FLAGS.timeline, [read(path) for path in paths], FLAGS.timeline_steps)
+    except (OSError, ValueError) as error:
+        sys.exit(f'--timeline={gantt.FLAGS.timeline} is not drawn: {error}.')
 
 
 if __name__ == '__main__':

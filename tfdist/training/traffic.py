@@ -2,11 +2,13 @@
 
 import collections
 import re
+import threading
 
 from tfdist.start.quiet import tf
 
 # With the graphs of the tasks, from which `is_whole` knows what a trace should contain.
 TRACE = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE, output_partition_graphs=True)
+TRACING = threading.Lock()  # to hold: TensorFlow 2.21 traces one run of a process at a time
 _TASK = re.compile(r'/job:(\w+)(?:/replica:\d+)?/task:(\d+)')
 _TRANSFER = re.compile(r'.* (\S+) from (\S+) to (\S+)')
 _RECEIVED = 'RecvTensor'  # the name of a transfer in a trace
