@@ -10,7 +10,7 @@ from absl import flags
 from absl.testing import flagsaver
 import pytest
 
-from tfdist.training import clock_offsets, gantt, lanes, timeline, timeline_parts, traffic
+from tfdist.training import clock_offsets, lanes, timeline, timeline_parts, traffic
 from tfdist.training.lanes import Event
 from tfdist.training.timeline_parts import Part, Run
 from tfdist.start.quiet import tf
