@@ -185,6 +185,14 @@ def test_what_is_shown():
     assert timeline_parts.shown([first, late], 1) == (30, 36)  # no more than as long again
 
 
+def test_a_run_that_takes_longest_or_shortest_does_not_count():
+    part = a_part(0)._replace(runs=[Run(0, 99, True, [event('computes', 0, length)])
+                                    for length in (90, 3, 4, 1, 5)])
+    assert timeline_parts.in_words(part) == (
+        'a run of the train op takes 4.0 ms; 5 traced ones, 4.0 ms from the first operation to the '
+        'last: computes 4.00, between these 0.00')
+
+
 def test_gaps_and_other_runs_are_left_out(tmp_path, capsys):
     """A trace that is not whole; a worker whose steps were traced at another time, or never."""
     parts = [a_part(0, of=3, whole=(False, True, False)), a_part(1, at=60_000), a_part(2, whole=())]

@@ -134,13 +134,25 @@ def _whole_runs(part):
 
 
 def in_words(part):
-    """Returns what a worker does in a run of its train op, the mean of those that were traced."""
-    each = [lanes.shares(run.events) for run in part.runs]
+    """Returns what a worker does in a run of its train op, the mean of the typical traced ones."""
+    each = [lanes.shares(run.events) for run in typical(part.runs, lambda run: span([run]))]
     means = {kind: statistics.mean(one[kind] for one in each) for kind in each[0]}
     parts = [f'{name} {means[kind]:.2f}' for kind, name in _CALLED.items() if means[kind] > .005]
     takes = '' if part.untraced is None else f'a run of the train op takes {part.untraced:.1f} ms; '
-    return (f'{takes}{len(each)} traced ones, {sum(means.values()):.1f} ms from the first '
+    return (f'{takes}{len(part.runs)} traced ones, {sum(means.values()):.1f} ms from the first '
             f'operation to the last: {", ".join(parts)}, between these {means["between"]:.2f}')
+
+
+def typical(found, span_of):
+    """Returns those that take neither longest nor shortest: the half in the middle.
+
+    Args:
+      found: list.
+      span_of: function of one of these that returns its begin and its end.
+    """
+    by_length = sorted(found, key=lambda one: span_of(one)[1] - span_of(one)[0])
+    quarter = len(found) // 4
+    return by_length[quarter:len(found) - quarter]
 
 
 def _on_one_clock(parts):
@@ -187,12 +199,10 @@ def shown(parts, steps):
     """
     runs = parts[0].runs
     steps = min(steps, len(runs))
-    windows = sorted((span(runs[i:i + steps]) for i in range(len(runs) - steps + 1)),
-                     key=lambda window: window[1] - window[0])
-    quarter = len(windows) // 4
+    windows = [span(runs[i:i + steps]) for i in range(len(runs) - steps + 1)]
     others = [span([run]) for part in parts[1:] for run in part.runs]
 
-    begin, end = max(windows[quarter:len(windows) - quarter],
+    begin, end = max(typical(windows, tuple),
                      key=lambda window: sum(overlap_of(window, other) for other in others))
     with_it = [other for other in others if overlap_of(other, (begin, end))]
     length = end - begin
