@@ -310,6 +310,17 @@ def test_workers_trace_at_the_same_time(cluster, asked):
         line.forget()
 
 
+def test_waits_before_a_run_are_noted(toy, asked):
+    """But for the base class's, which is no wait, however long a busy machine takes for it."""
+    worker, = toy('HogWild', ms=(0,), use_locking=False)
+    with worker.graph.as_default():
+        line = timeline.asked_for(0, 1, worker.global_step.device)
+    assert line.noting(worker.scheme.wait) == worker.scheme.wait
+    waits = []
+    line.noting(lambda: waits.append(1))()
+    assert waits == [1] and 0 < line._waited[0] <= line._waited[1]
+
+
 def test_half_of_the_steps_is_late_enough(asked):
     """A worker that never comes is waited for no longer; and a short run is traced, too."""
     with flagsaver.flagsaver(train_steps=100), tf.Graph().as_default():
