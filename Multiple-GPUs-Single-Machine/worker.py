@@ -54,7 +54,8 @@ def train(_):
     with tf.device(place('/device:CPU:0')):
         train_op = towers.make_step(tower_list, global_step, FLAGS)
 
-    trainer = sessions.Trainer(train_op, test=test, network=tower_list[0].network)
+    trainer = sessions.Trainer(train_op, test=test, network=tower_list[0].network,
+                               place=(task_index, num_workers))
     # Distributed: worker 0, the chief, saves and tests; another worker does while it is away.
     chief_role = chief.Role(resolver, test)
     # Distributed: the ps end when every worker has said that it is done.

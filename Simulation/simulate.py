@@ -12,7 +12,7 @@ import time
 from absl import flags
 from tfdist.model import building
 from tfdist.start import console, directories
-from tfdist.training import evaluation, training_flags
+from tfdist.training import evaluation, gantt, training_flags
 from clock import Clock
 from crew import Crew
 import description
@@ -37,8 +37,6 @@ flags.DEFINE_float('target', 0.95, 'test accuracy whose time is printed', lower_
 flags.DEFINE_string('csv', None, 'file for the figures of each test')
 flags.DEFINE_string('histogram', None, 'file for how many updates had which staleness, in CSV')
 flags.DEFINE_string('board', None, 'directory for events for TensorBoard, on the virtual clock')
-flags.DEFINE_string('timeline', None, 'file for a picture of what each worker did when, such as '
-                    'timeline.png; its trace is written beside it, timeline.json')
 flags.DEFINE_string('timeline_from', '0s', 'the virtual time at which the picture begins')
 # The cluster; description.py parses these, and has their defaults.
 flags.DEFINE_string('workers', None, 'how many there are')
@@ -177,7 +175,7 @@ def _check_flags():
 def _check_files():
     """Ends the program before the run if a file that a flag names cannot be written."""
     if FLAGS.timeline:
-        timeline.check(FLAGS.timeline)
+        gantt.check()
     try:
         description.seconds(FLAGS.timeline_from)
     except ValueError as error:

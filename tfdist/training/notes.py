@@ -17,7 +17,6 @@ import atexit
 import collections
 import json
 import os
-import threading
 import time
 import uuid
 
@@ -31,7 +30,6 @@ flags.DEFINE_integer('traced_runs', 0, 'of how many runs to note the bytes that 
                      lower_bound=0)
 
 _SHARE = 50  # tests may take the time divided by this
-_TRACING = threading.Lock()  # TensorFlow 2.21 traces one run of a process at a time
 
 
 def asked_for(test):
@@ -76,7 +74,7 @@ class Notes:
             if self._left_to_trace:
                 self._left_to_trace -= 1
                 self._traces.append(tf.RunMetadata())
-                with _TRACING:
+                with traffic.TRACING:
                     result = session.run(train_op, options=traffic.TRACE,
                                          run_metadata=self._traces[-1])
             else:

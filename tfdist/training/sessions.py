@@ -7,7 +7,7 @@ import time
 
 from tfdist.cluster import patience
 from tfdist.data import batches
-from tfdist.training import beside, busy, notes, recorder, stopping, traffic
+from tfdist.training import beside, busy, notes, recorder, stopping, timeline, traffic
 from tfdist.start.quiet import tf
 
 
@@ -101,7 +101,7 @@ class Trainer(tf.train.SessionRunHook):
     """
 
     def __init__(self, train_op, wait=None, test=None, stop_device=None, recorded=None,
-                 network=None, board=None):
+                 network=None, board=None, place=None):
         """Takes what to run.
 
         Args:
@@ -112,6 +112,8 @@ class Trainer(tf.train.SessionRunHook):
           recorded: `recorder.Recorder` of these runs, or None.
           network: `trainee.Trainee` that is trained, whose hooks and summaries are run; or None.
           board: `busy.Board` that tells why a step takes long, or None.
+          place: pair of ints, the index of this worker, and the number of workers or None if it is
+            not known; by default no other process trains.
 
         Raises:
           SystemExit: if the runs are to be recorded, but belong to no scheme.
@@ -126,6 +128,10 @@ class Trainer(tf.train.SessionRunHook):
             self._train_op.setdefault('last_step', self._last_step)
         self._wait, self._recorded, self._board = wait, recorded, board
         self._notes = notes.asked_for(test)
+        self._timeline = timeline.asked_for(*(place or (None, 1)),
+                                             stop_device or self._global_step.device)
+        if self._timeline and wait:
+            self._wait = self._timeline.noting(wait)
         self._beside = network and beside.Beside(network, writes=test and test.is_chief)
 
     @classmethod
@@ -135,7 +141,7 @@ class Trainer(tf.train.SessionRunHook):
         board = scheme.num_workers and busy.Board(
             scheme.task_index, stop_device or tf.train.get_global_step().device)
         return cls(scheme.train_op, wait or scheme.wait, test, stop_device, recorded,
-                   scheme.network, board)
+                   scheme.network, board, (scheme.task_index, scheme.num_workers))
 
     def begin(self):
         patience.PATIENCE.expect('the parameters are not initialized')
@@ -150,6 +156,8 @@ class Trainer(tf.train.SessionRunHook):
         if self._beside:
             self._beside.after_create_session(session, coord)
             run = self._beside.on(session, self._train_op, run)
+        if self._timeline:
+            run = self._timeline.on(session, self._train_op, run)
         self._run = self._notes.on(session, self._train_op, run) if self._notes else run
         self._session = session
         if self._last_step is not None:  # before the first run: the others may have stopped

@@ -2,24 +2,29 @@
 
 import collections
 import re
+import threading
 
 from tfdist.start.quiet import tf
 
 # With the graphs of the tasks, from which `is_whole` knows what a trace should contain.
 TRACE = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE, output_partition_graphs=True)
+TRACING = threading.Lock()  # to hold: TensorFlow 2.21 traces one run of a process at a time
 _TASK = re.compile(r'/job:(\w+)(?:/replica:\d+)?/task:(\d+)')
 _TRANSFER = re.compile(r'.* (\S+) from (\S+) to (\S+)')
 _RECEIVED = 'RecvTensor'  # the name of a transfer in a trace
 # Of an operation that sends past TensorFlow's servers, which leave no transfer in a trace.
 _PAST_SERVERS = re.compile(r'(?:.*/)?sends_(\d+)_bytes_to_(\w+)_(\d+)(?:_\d+)?')
+_OP = re.compile(r' = (\w+)\(')  # in the label of an operation: 'x = MatMul(a, b)'
 # Runs to try for a whole trace. Every second trace is whole, even on a busy machine.
 _MOST_RUNS = 1000
 
 # A transfer: the `tensor`'s name, `bytes` (0 for a mere signal), its `sender` and `receiver`, such
-# as 'ps 0' and 'worker 1', and its `begin` and `end`, in milliseconds of the clock.
-Transfer = collections.namedtuple('Transfer', 'tensor bytes sender receiver begin end')
-# An operation that ran: its `device` and `name`, and its `begin` and `end`, in milliseconds.
-Work = collections.namedtuple('Work', 'device name begin end')
+# as 'ps 0' and 'worker 1', and its `begin` and `end`, in milliseconds of the clock of the task that
+# noted it: as a rule the receiver.
+Transfer = collections.namedtuple('Transfer', 'tensor bytes sender receiver begin end noted_by')
+# An operation that ran: its `device` and `name`; its `begin` and `end`, in milliseconds; its type
+# `op`, such as 'MatMul'; and the `bytes` of its results, as far as they are noted.
+Work = collections.namedtuple('Work', 'device name begin end op bytes', defaults=('', 0))
 
 
 def task_of(device):
@@ -131,15 +136,14 @@ def transfers(trace):
     for device, node, begin, end in _noted(trace):
         if node.node_name == _RECEIVED:
             tensor, sender, receiver = _TRANSFER.fullmatch(node.timeline_label).groups()
-            size = sum(output.tensor_description.allocation_description.requested_bytes
-                       for output in node.output)
-            found.append(Transfer(tensor, size, task_of(sender), task_of(receiver), begin, end))
+            found.append(Transfer(tensor, _bytes(node), task_of(sender), task_of(receiver), begin,
+                                  end, task_of(receiver)))
             continue
         name = node.node_name.split(':')[0]
         past = _PAST_SERVERS.fullmatch(name)
         if past:
             found.append(Transfer(name, int(past[1]), task_of(device), f'{past[2]} {past[3]}',
-                                  begin, end))
+                                  begin, end, task_of(device)))
     return found
 
 
@@ -148,9 +152,22 @@ def work(trace):
 
     Takes a `tf.RunMetadata`. To it, an operation that waits, as for the next batch, is at work.
     """
-    return [Work(device, node.node_name.split(':')[0], begin, end)
+    return [Work(device, node.node_name.split(':')[0], begin, end, _op(node), _bytes(node))
             for device, node, begin, end in _noted(trace)
-            if node.node_name != _RECEIVED and not node.node_name.startswith('_')]
+            if node.node_name != _RECEIVED and not node.node_name.startswith('_')
+            and not _PAST_SERVERS.fullmatch(node.node_name.split(':')[0])]
+
+
+def _op(node):
+    """Returns the type of the operation of an entry of a trace; the empty string if not noted."""
+    found = _OP.search(node.timeline_label)
+    return found.group(1) if found else ''
+
+
+def _bytes(node):
+    """Returns the bytes of the results of an entry of a trace."""
+    return sum(output.tensor_description.allocation_description.requested_bytes
+               for output in node.output)
 
 
 def _noted(trace):
