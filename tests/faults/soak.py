@@ -99,6 +99,7 @@ class Round:
                          for i in range(len(self._tasks.cluster[job]))}
         self._due = dict.fromkeys(self._running, 0.)  # when to start it
         self._done = set()
+        self._lines_at = {}  # of servers, by process: the lines of all that train as it began
         self._began_at = {}  # by process: when it was first seen at work
         self._first = {}  # by process: which task it is, what it had first, and what it has now
         self._saved = 0  # the newest step that a checkpoint surely has
@@ -194,10 +195,8 @@ class Round:
         for task, program in self._running.items():
             if program is None or not program.running:
                 continue
-            # A server keeps what connects and says nothing for two minutes: so once.
             is_at_work = program.pid in self._began_at or (
-                program.matches(STEP) if task[0] == self._trainer else
-                listens(self._tasks.cluster[task[0]][task[1]]))
+                program.matches(STEP) if task[0] == self._trainer else self._serves(task, program))
             if not is_at_work:
                 continue
             began = self._began_at.setdefault(program.pid, time.monotonic())
@@ -211,6 +210,21 @@ class Round:
                 continue
             first = self._first.setdefault(program.pid, (task, has, {}))
             first[2].update(has)
+
+    def _serves(self, task, program):
+        """Returns whether a server that does not train has all that it needs from now on.
+
+        That is so when all that train, and so have their sessions with it, have stepped since it
+        began to listen.
+        """
+        lines = {each.pid: len(each.matches(STEP)) for (job, _), each in self._running.items()
+                 if job == self._trainer and each and each.running}
+        if program.pid not in self._lines_at:
+            # A server keeps what connects and says nothing for two minutes: so once.
+            if listens(self._tasks.cluster[task[0]][task[1]]):
+                self._lines_at[program.pid] = lines
+            return False
+        return all(count > self._lines_at[program.pid].get(pid, 0) for pid, count in lines.items())
 
     def _judge(self):
         """Says what a run that came to its end has lost, or gained."""
