@@ -14,11 +14,12 @@ import sys
 import time
 
 import numpy as np
-from tfdist.cluster import neighbours, patience
-from tfdist.scheme import addition
+from tfdist.cluster import patience
 from tfdist.start import console
 from tfdist.training import traffic
 from tfdist.start.quiet import tf
+import addition
+import neighbours
 import ring
 
 _ALIGNMENT = 64  # bytes

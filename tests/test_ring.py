@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tfdist.cluster import neighbours
 from tfdist.data import batches
 from tfdist.scheme import seam
 from tfdist.training import traffic
@@ -250,7 +249,7 @@ def listening():
 
 def test_strangers_are_not_let_in_and_keep_nobody_out():
     """Some say nothing, some say something else, one goes at once; 200 before the right one."""
-    token = bytes(range(32))
+    neighbours, token = load_program('Ring-AllReduce', 'neighbours'), bytes(range(32))
     with listening() as server, contextlib.ExitStack() as stack:
         def come(says):
             one = stack.enter_context(socket.create_connection(server.getsockname(), 10))
@@ -287,7 +286,7 @@ def test_a_neighbour_that_is_gone(connect):
     exchanges[1].close()
     for each in exchanges:
         assert not each.lost
-        with pytest.raises(neighbours.LostError):
+        with pytest.raises(sockets.neighbours.LostError):
             each._sum_all(np.ones(10, np.float32))
     assert exchanges[0].lost == 'the next one: Broken pipe'
 
@@ -301,7 +300,7 @@ def test_a_neighbour_that_ends_while_it_is_waited_for(connect):
         with pytest.raises(concurrent.futures.TimeoutError):
             waits.result(0.2)
         exchanges[1].close()
-        with pytest.raises(neighbours.LostError, match='the one before has closed its connection'):
+        with pytest.raises(sockets.neighbours.LostError, match='the one before has closed'):
             waits.result(10)
 
 
