@@ -148,7 +148,7 @@ class Exchange:
         return known[-1]
 
 
-def meet(place, resolver, target, config, port=0, limit_secs=float('inf')):
+def meet(place, resolver, server, config, port=0, limit_secs=float('inf')):
     """Connects the workers of a ring, who tell each other through their servers where they listen.
 
     Each tells the next one, which connects, and shows the token that it was told.
@@ -156,8 +156,8 @@ def meet(place, resolver, target, config, port=0, limit_secs=float('inf')):
     Args:
       place: `ring.Place` of this worker.
       resolver: cluster resolver.
-      target: string, of sessions on this worker.
-      config: `tf.ConfigProto` of these sessions.
+      server: `tf.train.Server` of this worker.
+      config: `tf.ConfigProto` of sessions on it.
       port: int, where this worker listens until the next one has connected; 0: where it is free.
       limit_secs: float, how long to wait for another worker at a time.
 
@@ -179,7 +179,7 @@ def meet(place, resolver, target, config, port=0, limit_secs=float('inf')):
                  '--sockets_port.')
     with patience.PATIENCE.during('the workers have not met'), tf.Graph().as_default(), listening:
         meeting = _Meeting(place, resolver, limit_secs)
-        with tf.Session(target, config=config) as session:
+        with tf.Session(server.target, config=config) as session:
             reached, connections = meeting.connect(session, listening)
             why = meeting.agree(session, reached)
     if not why:

@@ -238,7 +238,7 @@ def train_in_a_ring(place, resolver, server, run, attempt=None, stop_watching=No
     if FLAGS.implementation == 'sockets':
         with elastic.failures() if attempt else ring.failures(f'worker {task_index}'):
             exchange = sockets.meet(
-                place, resolver, server.target, session_config(place),
+                place, resolver, server, session_config(place),
                 port=FLAGS.sockets_port and FLAGS.sockets_port + task_index,
                 limit_secs=ring.LOST_AFTER_SECS if attempt else float('inf'))
     tf.set_random_seed(FLAGS.seed)

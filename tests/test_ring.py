@@ -318,7 +318,7 @@ def meet(cluster, request):
             return sockets.meet(
                 ring.Place(workers, worker, 0, container, 0),
                 types.SimpleNamespace(task_id=worker, cluster_spec=lambda: spec),
-                cluster.servers['worker', worker].target, tf.ConfigProto())
+                cluster.servers['worker', worker], tf.ConfigProto())
 
         return together([functools.partial(one, worker) for worker in workers])
     return all_meet
@@ -375,7 +375,7 @@ def test_replicas_stay_the_same_bit_for_bit(workers, num_workers):
         assert [v.tobytes() for v in value] == [v.tobytes() for v in values[0]]
 
 
-@pytest.mark.parametrize('num_workers', [1, 2, 3, 4])
+@pytest.mark.parametrize('num_workers', [1, 2, pytest.param(3, marks=pytest.mark.thorough), 4])
 def test_bytes(workers, num_workers):
     """Each worker sends 2 (N - 1) / N of the parameters, to the next one and to nobody else."""
     size = 250000 * num_workers  # pieces of 1 MB: a trace says sizes with one decimal
@@ -452,10 +452,8 @@ def started(programs):
 
 
 @pytest.mark.parametrize('victim, implementation', [
-    (0, 'ring'), pytest.param(2, 'ring', marks=pytest.mark.thorough),
-    pytest.param(1, 'collective', marks=pytest.mark.thorough),
-    pytest.param(1, 'sockets', marks=pytest.mark.thorough),
-    pytest.param(0, 'sockets', marks=pytest.mark.thorough)])
+    (0, 'sockets'), *(pytest.param(*each, marks=pytest.mark.thorough) for each in (
+        (1, 'sockets'), (0, 'ring'), (2, 'ring'), (1, 'collective')))])
 def test_when_one_dies_all_end_and_a_new_start_resumes(started, programs, victim, implementation):
     flags = [f'--model_dir={programs.directory / "model"}', '--save_checkpoint_secs=1',
              f'--implementation={implementation}']

@@ -658,7 +658,7 @@ def test_an_integer_that_is_trained(folder, monkeypatch):
     monkeypatch.setattr(program.model, 'loss_and_metrics', counts)
     if folder == 'Distributed-MNIST':  # its examples are to be prepared
         monkeypatch.setattr(program.model, 'train_batches', problem.train_batches)
-    monkeypatch.setattr(liveness, 'watch', lambda *args: None)
+    monkeypatch.setattr(liveness, 'watch', lambda *args, **kwargs: None)
     monkeypatch.setattr(tf.train, 'Server', lambda *args, **kwargs: None)
     monkeypatch.setattr(signal, 'signal', lambda *args: None)
     main, = re.findall(r'console\.run\((\w+)\)', inspect.getsource(program))

@@ -12,6 +12,7 @@ stand-in would be gone before the program is, which may still listen on its port
 """
 
 import array
+import contextlib
 import ctypes
 import json
 import os
@@ -146,9 +147,14 @@ def stand_in(path):
         os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
+
+    def forward(signum, _):
+        with contextlib.suppress(BrokenPipeError):  # it has just ended by itself
+            connection.sendall(bytes([_FORWARDED[signum]]))
+
     for signum in _FORWARDED:
         if signal.getsignal(signum) != signal.SIG_IGN:
-            signal.signal(signum, lambda number, _: connection.sendall(bytes([_FORWARDED[number]])))
+            signal.signal(signum, forward)
     request = {'argv': sys.argv[1:], 'cwd': os.getcwd(), 'env': dict(os.environ)}
     inherited = [int(os.environ[_INHERITED])] if _INHERITED in os.environ else []
     connection.sendmsg([json.dumps(request).encode() + b'\n'], [

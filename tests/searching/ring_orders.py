@@ -95,6 +95,7 @@ class Ring(elastic.Ring):
         self._others = [worker for worker in place.workers if worker != self._workers.me]
         self._lock, self._session = world.lock(), None
         self._broken, self._stop_watching = attempt.broken, world.event()
+        self._exchange = None
         self._stepped, self._newcomers = world.clock, []
         self._memories, self._tried = {}, self._workers._tried
         self._start, self._begin_batches = self._take_over, lambda: None
