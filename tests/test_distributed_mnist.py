@@ -332,6 +332,7 @@ def predictions_equal_the_evaluation(path, tested, records):
     assert np.mean(losses) == pytest.approx(float(tested['loss']), abs=6e-4)
 
 
+@pytest.mark.thorough
 def test_synchronous_by_one_command_for_all(programs, records, tmp_path):
     """task.py finds out what it is: by --job_name, or by TF_CONFIG."""
     common = ['--train_steps=200', '--model_dir=model', records, '--is_sync', '--num_threads=1']

@@ -188,9 +188,8 @@ def sources():
     return whole, whole[:begin] + other + '\n\n' + whole[end:]
 
 
-@pytest.mark.parametrize('source', [
-    sources()[0], pytest.param(sources()[1], marks=pytest.mark.thorough)],
-                         ids=['arrays', 'dataset'])
+@pytest.mark.thorough
+@pytest.mark.parametrize('source', sources(), ids=['arrays', 'dataset'])
 def test_the_model_of_another_problem(programs, tmp_path, source):
     """It is put into a copied folder, as the text says."""
     folder = copied('HogWild', tmp_path / 'my-project')

@@ -136,8 +136,8 @@ def test_ps_that_does_not_know_who_is_done(programs):
     assert again.out == ['ps 0: worker 1 never said that it is done, and does not answer']
 
 
-@pytest.mark.parametrize('workers_come', [
-    False, pytest.param(True, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize('workers_come', [False, True])
 def test_a_ps_that_nobody_needs_any_more(programs, workers_come):
     """Its workers never came; or all were done, and it was killed and started again too late."""
     tasks = Tasks(programs, flags=['--train_steps=5'])
@@ -225,9 +225,8 @@ def test_with_backup_workers_the_chief_is_missed(together):
         assert steps(worker) == sorted(steps(worker)) and max(steps(worker)) > 290
 
 
-@pytest.mark.parametrize('num_ps, victim', [
-    (1, 0), pytest.param(2, 0, marks=pytest.mark.thorough),
-    pytest.param(2, 1, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize('num_ps, victim', [(1, 0), (2, 0), (2, 1)])
 def test_a_synchronous_job_resumes_when_a_ps_died(together, tmp_path, num_ps, victim):
     """What was pushed to the other ps is of no use; global step and tokens are on ps 0."""
     tasks, servers, workers = together(2, f'--model_dir={tmp_path / "model"}',

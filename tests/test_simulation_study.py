@@ -245,6 +245,7 @@ def test_the_picture_of_a_scheme(name, table):
     study_plots.plt.close(figure)
 
 
+@pytest.mark.thorough
 def test_pictures_of_nothing(tmp_path):
     study_plots.draw(experiments.Table(tmp_path / 'none.csv', study_cases.COLUMNS), tmp_path)
     assert {path.name for path in tmp_path.glob('*.png')} == {

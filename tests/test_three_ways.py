@@ -44,6 +44,7 @@ def trains(run, workers=2):
     assert len(run.matches(DID)) == workers and len(run.matches(TEST)) == 1
 
 
+@pytest.mark.thorough
 def test_in_the_checkout(programs, bare_python, tmp_path):
     """Without any installation, from any directory, and with a file there that must not be used."""
     (tmp_path / 'random.py').write_text('raise ImportError("not that of Python")')
@@ -51,7 +52,8 @@ def test_in_the_checkout(programs, bare_python, tmp_path):
     trains(programs.run_sh('HogWild', TRAIN, cwd=tmp_path, PYTHON=bare_python))
 
 
-@pytest.mark.parametrize('folder, workers', [('HogWild', 2), ('Model-Parallel', 1)])
+@pytest.mark.parametrize('folder, workers', [
+    ('HogWild', 2), pytest.param('Model-Parallel', 1, marks=pytest.mark.thorough)])
 def test_copied(programs, bare_python, project, folder, workers):
     """Both folders are all there is to own; what else lies beside them does not matter."""
     for name in folder, 'tfdist':

@@ -19,9 +19,10 @@ def in_bash(programs, command):
                           env={'PYTHON': sys.executable})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('command, reason', [
     ('$run >/dev/full', 'No space left on device'),
-    pytest.param('set -o pipefail; $run | head -1', 'Broken pipe', marks=pytest.mark.thorough)])
+    ('set -o pipefail; $run | head -1', 'Broken pipe')])
 def test_nobody_reads_what_it_says(programs, command, reason):
     """Each process says so in one line, and trains to its end."""
     run = in_bash(programs, command)
@@ -32,9 +33,8 @@ def test_nobody_reads_what_it_says(programs, command, reason):
                             'goes on silently', line), line
 
 
-@pytest.mark.parametrize('closed', [
-    '>&-', *(pytest.param(closed, marks=pytest.mark.thorough)
-             for closed in ('2>&-', '<&-', '>&- 2>&- <&-'))])
+@pytest.mark.thorough
+@pytest.mark.parametrize('closed', ['>&-', '2>&-', '<&-', '>&- 2>&- <&-'])
 def test_without_stdin_stdout_or_stderr(programs, tmp_path, closed):
     """Nothing goes into a file that took their place, such as a checkpoint."""
     run = in_bash(programs, f'$run --model_dir={tmp_path / "model"} {closed}')
