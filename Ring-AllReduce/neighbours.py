@@ -18,7 +18,7 @@ _LOOK_MSECS = 1000
 _MOST_STRANGERS = 100  # that may say nothing yet
 
 
-class LostError(Exception):
+class LostError(RuntimeError):
     """A neighbour is gone, for the reason that it gives."""
 
 

@@ -112,7 +112,7 @@ class Ring(tf.train.SessionRunHook):
         with failures(self._name):
             try:
                 yield
-            except tf.errors.OpError:
+            except (tf.errors.OpError, RuntimeError):
                 if self._exchange and self._exchange.lost:
                     give_up(self._name, f'lost another worker ({self._exchange.lost})')
                 raise
@@ -142,6 +142,8 @@ class Ring(tf.train.SessionRunHook):
         with self.failures():
             session.run(self._start)
             session.run(self._begin_batches)
+            if self._exchange:  # whose sums keep a thread that the runs above may need elsewhere
+                self._exchange.wait_for_all()
 
     def end(self, session):
         """Waits until all are done and, except on the first, until this worker may leave."""

@@ -103,6 +103,15 @@ class Exchange:
         return sum(sizes[(self._index - i) % self._size] + sizes[(self._index + 1 - i) % self._size]
                    for i in range(self._size - 1))
 
+    def wait_for_all(self):
+        """Returns when all workers have called this: a sum needs everybody.
+
+        Raises:
+          neighbours.LostError: if one is gone.
+        """
+        if self._size > 1:
+            self._sum_all(np.ones(self._size, np.float32))
+
     def scatter_reduce(self, mine, totals):
         """Sums each piece over all workers; each worker ends with one whole sum.
 

@@ -291,8 +291,11 @@ def session_config(place):
     # Distributed: a session waits for all tasks that it sees. It has to see the neighbours in the
     # ring, and the first worker; TensorFlow's own all-reduce wants to see all.
     neighbours = [place.device(i) for i in (0, place.index, (place.index + 1) % len(place.workers))]
+    # A sum over sockets waits in a thread. With these flags others ask this server for something
+    # else meanwhile: the last step, who is ready for the timeline, the board of an elastic ring.
+    asked = FLAGS.stop_after_evals_without_gain or FLAGS.timeline or FLAGS.min_workers is not None
     return servers.config(
-        waiting_ops=FLAGS.implementation == 'sockets',
+        waiting_ops=int(FLAGS.implementation == 'sockets' and bool(asked)),
         device_filters=None if FLAGS.implementation == 'collective' else neighbours,
         experimental=tf.ConfigProto.Experimental(
             collective_group_leader='/job:worker/replica:0/task:0'))

@@ -222,7 +222,7 @@ os._exit(0)
 @pytest.mark.parametrize('waiting_ops, then', [
     (1, 'answers'), pytest.param(0, 'waits', marks=pytest.mark.thorough)])
 def test_a_server_answers_while_an_op_waits(waiting_ops, then):
-    """A sum over sockets waits so; what it waits for may need this server, with one thread, too."""
+    """A sum over sockets waits so, and the process has one thread."""
     done = subprocess.run([sys.executable, '-c', WAITS_IN_AN_OP, str(waiting_ops)], timeout=60,
                           stdout=subprocess.PIPE, universal_newlines=True, check=True)
     assert done.stdout == f'{then}\n'
@@ -302,6 +302,19 @@ def test_a_neighbour_that_ends_while_it_is_waited_for(connect):
         exchanges[1].close()
         with pytest.raises(sockets.neighbours.LostError, match='the one before has closed'):
             waits.result(10)
+
+
+def test_nobody_steps_before_all_are_there(connect):
+    sockets = load_program('Ring-AllReduce', 'sockets')
+    exchanges = [sockets.Exchange(i, 3) for i in range(3)]
+    connect(exchanges)
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        there = [pool.submit(exchanges[i].wait_for_all) for i in (0, 2)]
+        assert len(concurrent.futures.wait(there, 0.5).not_done) == 2
+        there.append(pool.submit(exchanges[1].wait_for_all))
+        for each in there:
+            each.result(10)
+    sockets.Exchange(0, 1).wait_for_all()
 
 
 @pytest.fixture

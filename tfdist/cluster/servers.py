@@ -17,14 +17,14 @@ def config(waiting_ops=0, **options):
     Every program that serves calls this before it listens: so this begins with its descriptors.
 
     Args:
-      waiting_ops: int, how many operations of this process may wait for another one at a time, in
-        a thread that TensorFlow lends them. Each gets one more, as the server needs the others.
+      waiting_ops: int, how many operations of this process may each wait for another process in a
+        thread of TensorFlow's, while that asks this server for something: there is one thread more.
       **options: further fields.
     """
     descriptors.begin()
     options.setdefault('gpu_options', tf.GPUOptions(allow_growth=True))
     threads = FLAGS.num_threads
     if waiting_ops:
-        threads = waiting_ops + (threads or len(os.sched_getaffinity(0)))
+        threads = max(threads or len(os.sched_getaffinity(0)), waiting_ops + 1)
     return tf.ConfigProto(intra_op_parallelism_threads=FLAGS.num_threads,
                           inter_op_parallelism_threads=threads, **options)
