@@ -7,6 +7,7 @@ The workers are processes of this machine, which reach each other over loopback.
 
 import datetime
 import os
+import sys
 
 import problem
 from tfdist.start import ports
@@ -61,7 +62,14 @@ def distributed(worker, options, port):
     join(worker, options, port)
     train(worker, options, torch.nn.parallel.DistributedDataParallel(
         network_of(options), gradient_as_bucket_view=True))
-    dist.destroy_process_group()
+    leave()
+
+
+def leave():
+    """Ends this process when all workers are here; at a usual exit gloo's threads may abort it."""
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def main(worker_function, doc):

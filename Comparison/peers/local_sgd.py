@@ -18,7 +18,7 @@ def local(worker, options, port):
     network = ddp.network_of(options)
     averager = averagers.PeriodicModelAverager(period=PERIOD)
     ddp.train(worker, options, network, lambda: averager.average_parameters(network.parameters()))
-    ddp.dist.destroy_process_group()
+    ddp.leave()
 
 
 if __name__ == '__main__':
