@@ -177,10 +177,7 @@ class Scheme(seam.Seam):
 
     def __init__(self, network, global_step, hparams, task_index, num_workers, place=None,
                  exchange=None, marks=None):
-        """See `seam.Seam`; by default the ring has all workers.
-
-        With a `sockets.Exchange` that makes the sums; and with `elastic.Marks` they are set.
-        """
+        """See `seam.Seam`; by default all workers, no `sockets.Exchange` and no `elastic.Marks`."""
         self._place = place or ring.Place.among_all(task_index, num_workers)
         self._exchange, self._marks = exchange, marks
         super().__init__(network, global_step, hparams, task_index, num_workers)
@@ -234,13 +231,7 @@ def train_in_a_ring(place, resolver, server, run, attempt=None, stop_watching=No
       elastic.BrokenError: if there has to be another ring.
     """
     task_index, num_workers, is_first = resolver.task_id, len(place.workers), not place.index
-    exchange = None
-    if FLAGS.implementation == 'sockets':
-        with elastic.failures() if attempt else ring.failures(f'worker {task_index}'):
-            exchange = sockets.meet(
-                place, resolver, server, session_config(place),
-                port=FLAGS.sockets_port and FLAGS.sockets_port + task_index,
-                limit_secs=ring.LOST_AFTER_SECS if attempt else float('inf'))
+    exchange = meet(place, resolver, server, attempt)
     tf.set_random_seed(FLAGS.seed)
     with tf.device(place.device(place.index)):
         global_step = tf.train.get_or_create_global_step()
@@ -284,6 +275,16 @@ def train_in_a_ring(place, resolver, server, run, attempt=None, stop_watching=No
                 test.at_the_end(session, run.progress)
             run.tested = True
     together.leave(server)
+
+
+def meet(place, resolver, server, attempt):
+    """Returns the `sockets.Exchange` of this worker; None if the sums go through the servers."""
+    if FLAGS.implementation != 'sockets':
+        return None
+    with elastic.failures() if attempt else ring.failures(f'worker {resolver.task_id}'):
+        return sockets.meet(place, resolver, server, session_config(place),
+                            port=FLAGS.sockets_port and FLAGS.sockets_port + resolver.task_id,
+                            limit_secs=ring.LOST_AFTER_SECS if attempt else float('inf'))
 
 
 def session_config(place):

@@ -350,7 +350,8 @@ def test_batches(batch_size):
 def test_a_loss_before_the_first_step_ends_all(start, folder):
     slow(folder, 'train_batches', 'args[2] == 1', 100)
     run = start(3, folder=folder)
-    wait_until(lambda: tf.train.latest_checkpoint(str(run.model_dir)), 'worker 0 does not begin')
+    # Worker 0 locks it when it is in the ring: all begin to step, and to save, together.
+    wait_until(run.model_dir.exists, 'worker 0 does not begin')
     run.kill(1)
     for worker in run.others(1):
         worker.fails(r'worker \d: lost .*worker 1.*; [01] of 3 left with values')

@@ -73,10 +73,8 @@ class Notes:
                 self._began = time.time()
             if self._left_to_trace:
                 self._left_to_trace -= 1
-                self._traces.append(tf.RunMetadata())
-                with traffic.TRACING:
-                    result = session.run(train_op, options=traffic.TRACE,
-                                         run_metadata=self._traces[-1])
+                result, metadata = traffic.traced_run(session, train_op)
+                self._traces.append(metadata)
             else:
                 result = run()
             now = time.time()

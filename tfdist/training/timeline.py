@@ -149,11 +149,10 @@ class Timeline:
 
     def _trace(self, session, train_op):
         """Trains a step with a trace; returns its result."""
-        metadata, began = tf.RunMetadata(), time.time()
+        began = time.time()
         # The graphs of the tasks are asked for once: to transfer them takes time.
         options = _FULL if self._first else traffic.TRACE
-        with traffic.TRACING:
-            result = session.run(train_op, options=options, run_metadata=metadata)
+        result, metadata = traffic.traced_run(session, train_op, options)
         if self._first is None:
             self._first = metadata
         else:

@@ -8,7 +8,7 @@ from tfdist.start.quiet import tf
 
 # With the graphs of the tasks, from which `is_whole` knows what a trace should contain.
 TRACE = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE, output_partition_graphs=True)
-TRACING = threading.Lock()  # to hold: TensorFlow 2.21 traces one run of a process at a time
+_TRACING = threading.Lock()  # TensorFlow 2.21 traces one run of a process at a time
 _TASK = re.compile(r'/job:(\w+)(?:/replica:\d+)?/task:(\d+)')
 _TRANSFER = re.compile(r'.* (\S+) from (\S+) to (\S+)')
 _RECEIVED = 'RecvTensor'  # the name of a transfer in a trace
@@ -76,6 +76,17 @@ def trace(session, train_op, progress, local_steps=1):
     return traces
 
 
+def traced_run(session, fetches, options=TRACE):
+    """Runs `fetches` in a `tf.Session` with a trace, one of a process after the other.
+
+    Returns:
+      The values, and `tf.RunMetadata`.
+    """
+    metadata = tf.RunMetadata()
+    with _TRACING:
+        return session.run(fetches, options=options, run_metadata=metadata), metadata
+
+
 def whole_trace(session, fetches):
     """Runs `fetches` in a `tf.Session` with traces until one is whole; returns `tf.RunMetadata`.
 
@@ -139,11 +150,10 @@ def transfers(trace):
             found.append(Transfer(tensor, _bytes(node), task_of(sender), task_of(receiver), begin,
                                   end, task_of(receiver)))
             continue
-        name = node.node_name.split(':')[0]
-        past = _PAST_SERVERS.fullmatch(name)
+        past = _PAST_SERVERS.fullmatch(_name(node))
         if past:
-            found.append(Transfer(name, int(past[1]), task_of(device), f'{past[2]} {past[3]}',
-                                  begin, end, task_of(device)))
+            found.append(Transfer(_name(node), int(past[1]), task_of(device),
+                                  f'{past[2]} {past[3]}', begin, end, task_of(device)))
     return found
 
 
@@ -152,10 +162,15 @@ def work(trace):
 
     Takes a `tf.RunMetadata`. To it, an operation that waits, as for the next batch, is at work.
     """
-    return [Work(device, node.node_name.split(':')[0], begin, end, _op(node), _bytes(node))
+    return [Work(device, _name(node), begin, end, _op(node), _bytes(node))
             for device, node, begin, end in _noted(trace)
             if node.node_name != _RECEIVED and not node.node_name.startswith('_')
-            and not _PAST_SERVERS.fullmatch(node.node_name.split(':')[0])]
+            and not _PAST_SERVERS.fullmatch(_name(node))]
+
+
+def _name(node):
+    """Returns the name of the operation of an entry of a trace, without the number of a result."""
+    return node.node_name.split(':')[0]
 
 
 def _op(node):
