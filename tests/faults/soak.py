@@ -99,6 +99,8 @@ class Round:
                          for i in range(len(self._tasks.cluster[job]))}
         self._due = dict.fromkeys(self._running, 0.)  # when to start it
         self._done = set()
+        self._started_at = {}  # by task: when it was started again, the last time
+        self._trained_at = float('inf')  # when all that train had ended
         self._lines_at = {}  # of servers, by process: the lines of all that train as it began
         self._began_at = {}  # by process: when it was first seen at work
         self._first = {}  # by process: which task it is, what it had first, and what it has now
@@ -150,7 +152,7 @@ class Round:
             if program is None or not program.running:
                 if program and task not in self._done and not self._due[task]:
                     status = program.wait()
-                    if not status:
+                    if not status or self._comes_too_late(task):
                         self._done.add(task)
                         continue
                     self.say(f'{task[0]} {task[1]} ended: status {status} {program.err[-1:]}')
@@ -158,6 +160,20 @@ class Round:
                 if task not in self._done and time.monotonic() >= self._due[task]:
                     self._running[task] = self._tasks.start(*task)
                     self._due[task] = 0.
+                    self._started_at[task] = time.monotonic()
+        trains = {task for task in self._running if task[0] == self._trainer}
+        if trains <= self._done:
+            self._trained_at = min(self._trained_at, time.monotonic())
+            for task, program in self._running.items():
+                if program and program.running and self._comes_too_late(task):
+                    program.end()
+
+    def _comes_too_late(self, task):
+        """Returns whether nobody tells a server that the run is over: it was killed in its end.
+
+        It would wait for --patience_secs, and then end with a failure. An engine has ended it.
+        """
+        return self._started_at.get(task, 0) > self._trained_at - RESTART_SECS
 
     def _look_at_resumed(self):
         """Judges from where runs were resumed since the last look."""

@@ -8,7 +8,7 @@ import tempfile
 import types
 from unittest import mock
 
-from tfdist.cluster import awake_clock
+from tfdist.cluster import awake_clock, liveness
 from tfdist.start import console
 from tfdist.training import checkpoints, chief, save_lock
 from tfdist.start.quiet import tf
@@ -17,6 +17,7 @@ from searching import protocol
 from searching.protocol import must
 
 _SAVES = 2  # of a chief
+_PATIENCE_SECS = 300
 _RUN = 'the run'
 _CHIEFS = 'worker 0', 'worker 0 twice'
 
@@ -40,7 +41,8 @@ class Lock(protocol.Protocol):
         directory = tempfile.mkdtemp()
         saver = types.SimpleNamespace(save=lambda *_: self._save(world),
                                       recover_last_checkpoints=lambda _: None)
-        flags = types.SimpleNamespace(model_dir=directory, save_checkpoint_secs=1)
+        flags = types.SimpleNamespace(model_dir=directory, save_checkpoint_secs=1,
+                                      patience_secs=_PATIENCE_SECS)
         resolver = types.SimpleNamespace(task_type='worker', task_id=1)
         world.make_role = lambda: chief.Role(resolver, types.SimpleNamespace(is_chief=False))
         world.directory, world.saving, world.is_signed = directory, None, False
@@ -49,6 +51,7 @@ class Lock(protocol.Protocol):
             with contextlib.ExitStack() as stack:
                 for place, name, value in (
                         (save_lock, 'fcntl', _Files(world)), (chief, 'FLAGS', flags),
+                        (liveness, 'FLAGS', flags),
                         (save_lock, 'run_of', lambda _: _RUN),
                         (save_lock, 'SaveLock', lambda *args: self._lock(world, real(*args))),
                         (checkpoints, 'Saver', lambda *_, **__: saver),
