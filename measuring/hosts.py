@@ -8,6 +8,7 @@ does.
 As a program it is what run.sh starts in place of Python: `Hosts.python` says how.
 """
 
+from functools import partial
 import json
 import os
 import pathlib
@@ -18,6 +19,7 @@ import sys
 _WIRE = pathlib.Path(__file__).resolve().parent / 'wire.py'
 _NOBODY = '02:00:00:00:00:00'  # the hardware address of no host
 _WIRE_MTU = 60000  # few large frames: each costs the wire time, and TCP begins with few
+_BURST, _QUEUE = '256kb', '2mb'  # of a link with a rate: what goes at once, and what may wait
 _SWITCH = ['unshare', '--user', '--map-root-user', '--net', '--mount', '--uts']
 _TRY = """
 ip link add name switch type bridge && ip link add name port type veth peer name eth0 &&
@@ -34,7 +36,7 @@ ip address add "$4/24" dev eth0 && ip link set eth0 up && echo ready && exec cat
 
 def missing():
     """Returns what keeps hosts from being made here; the empty string if nothing does."""
-    for tool in 'unshare', 'nsenter', 'ip', 'hostname':
+    for tool in 'unshare', 'nsenter', 'ip', 'hostname', 'tc':
         if not shutil.which(tool):
             return f'there is no {tool}'
     tried = subprocess.run([*_SWITCH, 'sh', '-ec', _TRY, 'sh', sys.executable, str(_WIRE)],
@@ -53,7 +55,7 @@ class Hosts:
       shared: dict of `pathlib.Path`, what is /mnt on each.
     """
 
-    def __init__(self, directory, names, share=True, round_trip=None, lost=0.):
+    def __init__(self, directory, names, share=True, round_trip=None, lost=0., gigabits=None):
         """Chooses addresses.
 
         Args:
@@ -63,11 +65,13 @@ class Hosts:
           round_trip: float, seconds from host to host and back, with wire.py as the switch; None:
             a switch of the system, and no delay.
           lost: float, what share of all frames that wire loses.
+          gigabits: float, how many bits pass each host's link in a second, either way; None: as
+            many as this machine can.
         """
         self.addresses = {name: f'10.25.0.{i}' for i, name in enumerate(names, 1)}
         self._directory = directory
         self._round_trip = round_trip
-        self._lost = lost
+        self._lost, self._gigabits = lost, gigabits
         self._ports = {name: f'port{i}' for i, name in enumerate(names, 1)}
         self.shared = {name: directory / ('mnt' if share else f'mnt-{name}') for name in names}
         self._holders, self._is_divided = {}, False
@@ -118,6 +122,10 @@ class Hosts:
                         'eth0', 'address', hardware, *mtu, 'netns', str(self._holders[name].pid))
         self._on_switch('ip', 'link', 'set', port, *into_switch, 'up')
         self._answer(name, 'plugged\n')
+        if self._gigabits is not None:
+            for run_on, end in (self._on_switch, port), (partial(self._on_host, name), 'eth0'):
+                run_on('tc', 'qdisc', 'add', 'dev', end, 'root', 'tbf', 'rate',
+                       f'{self._gigabits}gbit', 'burst', _BURST, 'limit', _QUEUE)
         self._pids.write_text(json.dumps({name: holder.pid for name, holder in
                                           self._holders.items()}), encoding='utf-8')
 

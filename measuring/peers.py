@@ -16,6 +16,7 @@ import sys
 
 from measuring.runs import FOREIGN, ROOT, TIME_LIMIT
 
+PORT = 29500  # of the first worker on hosts
 ENVIRONMENTS = '.venv-peers', '.venv-horovod', '.venv-tf2'
 RATE = re.compile(r'([\d.]+) steps/s per worker')
 _ASK = """
@@ -84,27 +85,42 @@ def installed(names):
     return found, sorted(frameworks)
 
 
-def steps_per_second(name, interpreter, *flags):
+def steps_per_second(name, interpreter, *flags, network=None):
     """Runs a peer; returns how many steps a second each of its workers makes, the mean of them.
+
+    Args:
+      name: string, a key of `PEERS`.
+      interpreter: string, a path.
+      *flags: strings, for the program.
+      network: `hosts.Hosts`, each of whose hosts with a name such as worker-0 gets a worker; None:
+        the program starts all of them on this machine. Only DDP runs on hosts.
 
     Raises:
       SystemExit: if it fails, or does not end.
     """
-    program = ROOT / 'Comparison' / 'peers' / PEERS[name].program
+    command = [interpreter, str(ROOT / 'Comparison' / 'peers' / PEERS[name].program), *flags]
     env = {key: value for key, value in os.environ.items() if key not in FOREIGN}
-    process = subprocess.Popen([interpreter, str(program), *flags], stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, universal_newlines=True, env=env,
-                               start_new_session=True)
+    starts = [(command, env)]
+    if network:
+        workers = [host for host in network.addresses if host.startswith('worker-')]
+        starts = [(network.on(host, command, str(ROOT)),
+                   dict(env, RANK=str(i), MASTER_ADDR=workers[0], MASTER_PORT=str(PORT),
+                        GLOO_SOCKET_IFNAME='eth0')) for i, host in enumerate(workers)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                  universal_newlines=True, env=env, start_new_session=True)
+                 for command, env in starts]
     try:
-        said, _ = process.communicate(timeout=TIME_LIMIT)
+        said = ''.join(process.communicate(timeout=TIME_LIMIT)[0] for process in processes)
     except subprocess.TimeoutExpired:
         sys.exit(f'{name}: it has not ended after {TIME_LIMIT} s')
     finally:  # also when this program is told to end
-        try:
-            os.killpg(process.pid, signal.SIGKILL)  # and what it started
-        except ProcessLookupError:
-            pass
+        for process in processes:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)  # and what it started
+            except ProcessLookupError:
+                pass
     rates = [float(rate) for rate in RATE.findall(said)]
-    if process.returncode or not rates:
-        sys.exit(f'{said}\n{name}: status {process.returncode}')
+    status = max(abs(process.returncode) for process in processes)
+    if status or not rates:
+        sys.exit(f'{said}\n{name}: status {status}')
     return statistics.mean(rates)

@@ -3,6 +3,7 @@
 import importlib.util
 import itertools
 import os
+import subprocess
 import sys
 import time
 
@@ -10,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from measuring import folders, peers
+from measuring import folders, hosts, peers
 from tfdist.gallery import mnist
 
 import bench
@@ -98,8 +99,8 @@ def rounds(monkeypatch):
         made.append(who)
         return next(rates)
 
-    monkeypatch.setattr(beside, 'ours', lambda pair: run(pair.folder))
-    monkeypatch.setattr(beside, 'theirs', lambda pair, interpreter: run(interpreter))
+    monkeypatch.setattr(beside, 'ours', lambda pair, _: run(pair.folder))
+    monkeypatch.setattr(beside, 'theirs', lambda pair, interpreter, _: run(interpreter))
     monkeypatch.setattr(peers, 'installed', lambda names: (
         {name: f'{name}!' for name in names if name != 'Horovod'}, ['PyTorch 3']))
     return made
@@ -133,13 +134,56 @@ def test_what_is_not_installed_is_left_out_in_a_line(rounds, capsys):
 
 
 def test_the_pairs():
-    """Nine; `beside` finds them all and nothing else."""
-    options = bench.parse(['--only=beside'])
-    assert options.pairs == beside.PAIRS and len(options.pairs) == 9 and not options.cases
+    """`beside` finds those of one machine and nothing else, `against` those of several hosts."""
+    near, far = bench.parse(['--only=beside']), bench.parse(['--only=against'])
+    assert {**near.pairs, **far.pairs} == beside.PAIRS and not near.cases and not far.cases
+    assert not any(pair.network for pair in near.pairs.values())
+    assert all(pair.network and pair.peer == 'DDP' for pair in far.pairs.values())
+    assert near.pairs and far.pairs
     for pair in beside.PAIRS.values():
         assert (ROOT / 'Comparison' / 'peers' / peers.PEERS[pair.peer].program).exists()
     assert {pair.peer for pair in beside.PAIRS.values()} == set(peers.PEERS)
     assert [folders.Example(name).window for name in ('Local-SGD', 'Synchronous-SGD')] == [10, 1]
+
+
+def test_without_hosts_their_pairs_are_left_out_in_a_line(rounds, monkeypatch, capsys):
+    monkeypatch.setattr(hosts, 'missing', lambda: 'there is no tc')
+    far = PAIR._replace(network=beside.Network(1, None))
+    figures, _ = beside.measure({'a': far, 'b': PAIR}, 1)
+    assert list(figures) == ['b'] and rounds == ['AGN', 'DDP!']
+    assert capsys.readouterr().err.splitlines()[0] == (
+        'left out, as there are no hosts: there is no tc')
+
+
+SINK = """
+import socket, time
+with socket.socket() as server:
+    server.bind(('', 5000))
+    server.listen(1)
+    print('listens', flush=True)
+    connection, _ = server.accept()
+    received, began = 0, time.monotonic()
+    while True:
+        some = connection.recv(2**20)
+        if not some:
+            break
+        received += len(some)
+print(8e-9 * received / (time.monotonic() - began))
+"""
+SOURCE = 'import socket; socket.create_connection(("b", 5000)).sendall(bytes(6000000))'
+
+
+@pytest.mark.usefixtures('needs_hosts')
+@pytest.mark.parametrize('round_trip', [None, 0.001])
+def test_the_rate_of_a_link(tmp_path, round_trip):
+    """6 MB at 0.1 Gbit/s: half a second, however fast this machine is."""
+    with hosts.Hosts(tmp_path, ['a', 'b'], round_trip=round_trip, gigabits=0.1) as network:
+        sink = subprocess.Popen(network.on('b', [sys.executable, '-c', SINK], str(tmp_path)),
+                                stdout=subprocess.PIPE, universal_newlines=True)
+        assert sink.stdout.readline() == 'listens\n'
+        subprocess.run(network.on('a', [sys.executable, '-c', SOURCE], str(tmp_path)), check=True,
+                       timeout=60)
+        assert float(sink.communicate(timeout=60)[0]) < 0.12
 
 
 def test_peers_have_the_network_and_the_batches_of_the_examples():
@@ -149,6 +193,9 @@ def test_peers_have_the_network_and_the_batches_of_the_examples():
     assert 4 * sum((n + 1) * m for n, m in zip([784, 500, 500], [500, 500, 10])) == 4 * sum(
         values.size for layer in shared.initial(shared.NETWORKS['mnist'].sizes) for values in layer)
     assert shared.NETWORKS['mnist'].learning_rate == mnist.LEARNING_RATE
+    assert set(shared.NETWORKS) == set(beside.MODELS)
+    assert (f'--mnist_hidden_units={shared.NETWORKS["large"].sizes[1]}' in
+            beside.MODELS['large'].flags)
     (weights, biases), _ = layers
     assert weights.std() == pytest.approx((2 / (64 + 128)) ** 0.5, rel=0.03) and not biases.any()
     images, labels = np.arange(70)[:, None], np.arange(70)
@@ -165,3 +212,14 @@ def test_a_peer_trains(name):
     if not found:
         pytest.skip(f'{name} is not installed: make peers')
     assert peers.steps_per_second(name, found[name], '--steps=20', '--warm_up=20') > 0
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures('needs_hosts')
+def test_ddp_trains_on_hosts(tmp_path):
+    found, _ = peers.installed(['DDP'])
+    if not found:
+        pytest.skip('DDP is not installed: make peers')
+    with hosts.Hosts(tmp_path, ['worker-0', 'worker-1'], gigabits=1) as network:
+        assert peers.steps_per_second('DDP', found['DDP'], '--steps=20', '--warm_up=20',
+                                      network=network) > 0

@@ -1,7 +1,11 @@
 """The protocols in orders drawn by a seed: none goes wrong, and what is planted is found."""
 
+import subprocess
+import sys
+
 import pytest
 
+from conftest import ROOT
 from searching import planted, search, story
 
 BRIEF = 'token at once', 'tick first', 'no section'  # the planted faults of `make test`
@@ -21,6 +25,14 @@ def test_no_order_goes_wrong(protocol):
     some = protocol()
     some.settings = some.settings[::2]
     assert first_failure(some, range(ORDERS[protocol.name])) is None
+
+
+def test_the_program():
+    """By itself, as `make search-faults` starts it: none of what pytest or other tests set up."""
+    said = subprocess.run([sys.executable, str(ROOT / 'tests' / 'searching' / 'search.py'),
+                           f'--schedules={len(search.PROTOCOLS)}'], stdout=subprocess.PIPE,
+                          universal_newlines=True, timeout=120, check=False)
+    assert said.returncode == 0 and said.stdout.count('none goes wrong') == len(search.PROTOCOLS)
 
 
 @pytest.mark.thorough

@@ -2,7 +2,9 @@
 
     python Comparison/peers/ddp.py --model=mnist --steps=500
 
-The workers are processes of this machine, which reach each other over loopback.
+The workers are processes of this machine, which reach each other over loopback. With RANK,
+MASTER_ADDR and MASTER_PORT in its environment, as torchrun sets them, it is one worker of several
+hosts.
 """
 
 import datetime
@@ -17,12 +19,13 @@ dist = torch.distributed
 LIMIT = datetime.timedelta(seconds=60)  # for each exchange
 
 
-def join(worker, options, port):
+def join(worker, options, address):
     """Makes this process one of the workers, with one thread; see `distributed`."""
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)
-    os.environ['GLOO_SOCKET_IFNAME'] = 'lo' if os.path.isdir('/sys/class/net/lo') else 'lo0'
-    dist.init_process_group('gloo', f'tcp://localhost:{port}', rank=worker,
+    loopback = 'lo' if os.path.isdir('/sys/class/net/lo') else 'lo0'
+    os.environ.setdefault('GLOO_SOCKET_IFNAME', loopback)
+    dist.init_process_group('gloo', f'tcp://{address}', rank=worker,
                             world_size=options.workers, timeout=LIMIT)
 
 
@@ -57,9 +60,9 @@ def train(worker, options, network, exchange=lambda: None):
     problem.train(f'worker {worker}', options, steps)
 
 
-def distributed(worker, options, port):
-    """Is one of the workers; `port` is where they find each other."""
-    join(worker, options, port)
+def distributed(worker, options, address):
+    """Is one of the workers; `address` is where they find each other, a host:port."""
+    join(worker, options, address)
     train(worker, options, torch.nn.parallel.DistributedDataParallel(
         network_of(options), gradient_as_bucket_view=True))
     leave()
@@ -73,10 +76,14 @@ def leave():
 
 
 def main(worker_function, doc):
-    """Runs `worker_function`, which is as `distributed`, in a process for each worker."""
+    """Runs `worker_function`, which is as `distributed`, in this process or one for each worker."""
     options = problem.parse(doc)
+    if 'RANK' in os.environ:
+        worker_function(int(os.environ['RANK']), options,
+                        '{MASTER_ADDR}:{MASTER_PORT}'.format(**os.environ))
+        return
     port, = ports.free_ports(1)
-    problem.in_processes([(worker_function, (worker, options, port))
+    problem.in_processes([(worker_function, (worker, options, f'localhost:{port}'))
                           for worker in range(options.workers)])
 
 

@@ -12,9 +12,9 @@ averagers = problem.load('torch.distributed.algorithms.model_averaging.averagers
 PERIOD = 10  # steps
 
 
-def local(worker, options, port):
-    """Is one of the workers; `port` is where they find each other."""
-    ddp.join(worker, options, port)
+def local(worker, options, address):
+    """Is one of the workers; `address` is where they find each other, a host:port."""
+    ddp.join(worker, options, address)
     network = ddp.network_of(options)
     averager = averagers.PeriodicModelAverager(period=PERIOD)
     ddp.train(worker, options, network, lambda: averager.average_parameters(network.parameters()))

@@ -31,6 +31,7 @@ Attributes:
 NETWORKS = {
     'digits': Network([64, 128, 10], 0.1, datasets.digits),
     'mnist': Network([784, 500, 500, 10], 0.2, datasets.mnist_at_hand),
+    'large': Network([784, 2800, 2800, 10], 0.02, datasets.mnist_at_hand),
 }
 BATCH_SIZE = 32
 SEED = 1

