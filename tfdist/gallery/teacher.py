@@ -11,7 +11,6 @@ and real runs get the very same batches, with either TensorFlow.
 
 import functools
 import itertools
-import math
 
 from absl import flags
 import numpy as np
@@ -24,13 +23,12 @@ flags.DEFINE_float('teacher_noise', 0.25, 'by which the logits of the teacher, w
                    'about 1, are divided: the larger, the more labels are left to chance',
                    lower_bound=0.01)
 flags.DEFINE_float('teacher_condition', 1, 'ratio of the largest to the smallest variance of an '
-                   'input: the larger, the slower some of it is learned', lower_bound=1)
+                   'input: the larger, the slower some of it is learned', lower_bound=1,
+                   upper_bound=1e12)
 flags.DEFINE_float('teacher_shift', 0, 'how unequal the inputs of the workers are: their means '
                    'have this standard deviation; 0: all are alike', lower_bound=0, upper_bound=1)
 flags.DEFINE_integer('teacher_test_examples', 20000, 'examples to draw for the test set',
                      lower_bound=100)
-for _name in 'teacher_noise', 'teacher_condition', 'teacher_shift':
-    flags.register_validator(_name, math.isfinite, 'it has to be a finite number')
 LEARNING_RATE, LOCAL_STEPS = 0.1, 5000  # defaults of the flags, for plain SGD
 
 INPUTS = 'inputs', 'labels', 'probabilities'  # what an exported model calls the parts of a batch
@@ -40,7 +38,7 @@ _EXAMPLES, _TEST, _MEAN = range(3)  # what is drawn
 
 
 def _generator(what, number, step=0):
-    """Returns a `np.random.Generator`, which depends on nothing but three ints, each below 2^64."""
+    """Returns a `np.random.Generator` that depends on nothing but these three ints."""
     key = np.array([number % 2 ** 64, what], np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=[0, step, 0, 0]))
 
