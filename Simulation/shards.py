@@ -94,6 +94,25 @@ class Iterators:
             return self._next[worker]()
 
 
+class Drawn:
+    """Draws the batches of a model that needs no graph for it, in exactly the order of a real run.
+
+    Its `train_batches` has the attribute `drawn`: a function of the same arguments that returns an
+    iterator over lists of arrays [count, batch_size, ...], one for each run of the graph.
+    """
+
+    def __init__(self, drawn, batch_size, count, shards, seeds):
+        """Makes the placeholders; the arguments are those of `Arrays`, but for the function."""
+        self._runs = [drawn(batch_size, count, *shard, seed) for shard, seed in zip(shards, seeds)]
+        example = next(drawn(batch_size, count, *shards[0], seeds[0]))
+        self.placeholders = [to_be_fed(array.dtype, array.shape) for array in example]
+        self.batches = batches.in_pieces(tuple(self.placeholders))
+
+    def next(self, worker):
+        """Returns arrays, the worker's next batches."""
+        return next(self._runs[worker])
+
+
 class Tickets:
     """Reads the tickets that a scheme's own queue gives to the workers, as in Work-Queue."""
 
@@ -149,10 +168,13 @@ class Tickets:
 
 
 def of_model(model, batch_size, count, shards, seeds):
-    """Returns the fastest source of a model's batches: `Arrays` where the model has arrays."""
+    """Returns the fastest source of a model's batches: `Iterators` need a session per worker."""
     load = getattr(model.train_batches, 'arrays', None)
     if load:
         return Arrays(load(), batch_size, count, shards, seeds)
+    drawn = getattr(model.train_batches, 'drawn', None)
+    if drawn:
+        return Drawn(drawn, batch_size, count, shards, seeds)
     return in_the_order_of_a_run(model, batch_size, count, shards, seeds)
 
 

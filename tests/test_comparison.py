@@ -160,7 +160,8 @@ def test_all_folders_are_compared():
 def test_the_gallery_is_compared_where_it_makes_sense():
     assert gallery() == {
         name: importlib.import_module(f'tfdist.gallery.{name}').LOCAL_STEPS
-        for name in ('clicks', 'feature_columns', 'keras_layers', 'lstm', 'mnist', 'resnet')}
+        for name in ('clicks', 'feature_columns', 'keras_layers', 'lstm', 'mnist', 'resnet',
+                     'teacher')}
     jobs = compare.Plan(examples(), 1000).with_models(['resnet', 'clicks'])
     without = {'Work-Queue', 'Model-Parallel'}  # each has a reason, and says so
     assert [(job.model, job.folder) for job in jobs] == [

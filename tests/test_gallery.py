@@ -21,7 +21,7 @@ from test_seam import CASES, defaults
 NAMES = sorted(path.stem for path in (ROOT / 'tfdist' / 'gallery').glob('[!_]*.py'))
 BATCH = 8
 SMALL = {'clicks_rows': 1000, 'clicks_test_examples': 100, 'lstm_characters': 200000,
-         'test_batch_size': 100}
+         'teacher_test_examples': 100, 'test_batch_size': 100}
 
 
 @pytest.fixture
