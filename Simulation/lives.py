@@ -219,6 +219,12 @@ class Together(Life):
             self._summed, self._enough = [], Signal(self._clock)
             self._clock.start(self._complete_steps())
 
+    def _push(self, worker, one, piece):
+        """A process that ends when a push has arrived: what answers it is a token, see `_follow`."""
+        yield from self.travels.to_ps(worker, one.push_bytes(piece.number))
+        yield self.processors.stage()
+        self._arrive(worker, one, piece)
+
     def _arrive(self, worker, one, piece):
         # A worker that came back and had pushed in this step before it died counts only once.
         again = self._voted.get(worker) == one.step
@@ -259,9 +265,10 @@ class Together(Life):
             yield self.processors.stage()
 
     def _follow(self, worker, one, piece):
+        # Its run waits for its token on the ps, so the answer leaves when there is one.
         if self.step == one.step:
             yield self._completed
-            yield self.travels.latency(worker)
+        yield self.travels.latency(worker)
         yield from super()._follow(worker, one, piece)
 
     def stands(self):

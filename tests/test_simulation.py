@@ -278,6 +278,32 @@ def test_with_backups_the_chief_completes_steps_in_runs_of_their_own(toy):
     assert backup.clock.now == pytest.approx(1.1e-3 + 19 * 2e-3)
 
 
+@pytest.mark.parametrize('workers', [2, 8])
+def test_a_worker_hears_of_a_step_one_latency_after_it_is_complete(toy, workers):
+    """Pull in two latencies and push in one; the ps add the pushes one by one, and update."""
+    latency, update, secs = 1e-3, 0.4e-3, [3e-3, 3.7e-3]
+    one = toy('Synchronous-SGD', workers, train_steps=5, step=['3ms', '3.7ms'], latency=['1ms'],
+              update='0.4ms')
+    pulled, now = [], 0.
+    for _ in range(5):
+        pulled += [now + latency] * workers
+        free = 0.
+        for arrives in sorted(now + 3 * latency + secs[worker % 2] for worker in range(workers)):
+            free = max(free, arrives) + update
+        complete = free + update
+        now = complete + latency
+    assert [time for time, _, what in one.exchanges if what == 'pulls'] == pytest.approx(pulled)
+    assert one.clock.now == pytest.approx(complete)
+
+
+def test_the_token_of_a_late_worker_is_there(toy):
+    """Worker 1 comes 3 ms after the step: it hears of both at once, after one latency."""
+    one = toy('Synchronous-SGD', 2, train_steps=8, step=['4ms', '7ms'], latency=['1ms'],
+              changes=dict(replicas_to_aggregate=1))
+    assert [time for time, worker, what in one.exchanges if what == 'pulls' and worker][:3] == (
+        pytest.approx([1e-3, 12e-3, 23e-3]))
+
+
 # The scheme itself.
 
 TIMES = dict(step=['lognormal:1ms:1'], latency=['1ms'], update='100us')
