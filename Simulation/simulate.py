@@ -31,7 +31,7 @@ flags.DEFINE_string('cluster', 'ethernet', 'a file in JSON that describes the cl
                     'of one in the folder clusters; flags override it')
 flags.DEFINE_integer('local_steps', None, 'of all workers together; in place of --train_steps',
                      lower_bound=1)
-flags.DEFINE_integer('tests', 10, 'how many tests the run has', lower_bound=1)
+flags.DEFINE_integer('tests', 10, 'how many tests the run has: more at first', lower_bound=1)
 flags.DEFINE_float('target', 0.95, 'test accuracy whose time is printed', lower_bound=0,
                    upper_bound=1)
 flags.DEFINE_string('csv', None, 'file for the figures of each test')

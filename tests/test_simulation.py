@@ -817,6 +817,34 @@ def test_there_are_no_more_tests_than_steps(toy):
     assert Record(None, record._clock, 3, 1, dict, 10 ** 6)._test_at == [1, 2, 3]
 
 
+def test_tests_are_often_at_first(toy):
+    record = toy('HogWild', 1).record
+    assert Record(None, record._clock, 1000, 1, dict, 10)._test_at == [
+        10, 40, 90, 160, 250, 360, 490, 640, 810, 1000]
+
+
+@pytest.mark.parametrize('accuracies, step, said', [
+    ([.5, .8, 1., .9], 4 + 5 / 2, '90% after 6 steps, 65 examples, 13 s, between the tests at 4 '
+     'and 9'),
+    ([.95, .8, 1., .9], 1, '90% after 1 steps, 10 examples, 2 s, the first test'),
+    ([.5, .6, .7, .9], 16, '90% after 16 steps, 160 examples, 32 s, between the tests at 9 and 16'),
+    ([.5, .6, .7, .8], None, '90% in none of the 4 tests')])
+def test_when_the_target_is_reached(capsys, accuracies, step, said):
+    """On a straight line between two tests; here a step takes 2 s."""
+    clock, left = types.SimpleNamespace(now=0.), list(accuracies)
+    record = Record('toy', clock, 16, 10, lambda: {'accuracy': left.pop(0)}, 4, target=0.9)
+    while record.goes_on():
+        clock.now += 2
+        record.add({}, 1)
+        record.reach(record.step + 1)
+    record.done({})
+    found = record.reached_target
+    assert (found and found['step']) == pytest.approx(step)
+    if step:
+        assert (found['examples'], found['seconds']) == pytest.approx((10 * step, 2 * step))
+    assert capsys.readouterr().out.splitlines()[-1] == f'toy: {said}'
+
+
 # Batches.
 
 def test_each_worker_reads_its_own_shard():
@@ -969,13 +997,14 @@ def test_the_program(simulate, tmp_path):
     assert runs[0] == runs[1]
     out, curve = runs[0]
     assert len(out) == 7 and out[0] == 'AGN: starts at step 0 of 200'
-    assert re.fullmatch(r'AGN: step 100 of 200, loss \d\.\d+, accuracy 0\.\d+, staleness \d\.\d '
+    assert re.fullmatch(r'AGN: step 50 of 200, loss \d\.\d+, accuracy 0\.\d+, staleness \d\.\d '
                         r'\(max \d\), test accuracy 0\.\d+, \d+ steps/s, 0\.\d+ s', out[1])
     assert re.fullmatch(r'AGN: staleness of 50% at most 3, 90% at most \d, 99% at most \d', out[4])
     assert float(re.match(r'AGN: test accuracy (\S+) after 200 steps', out[5])[1]) > 0.9
-    assert re.fullmatch(r'AGN: 90% after [12]00 steps, \d+ examples, 0\.\d+ s', out[6])
+    assert re.fullmatch(r'AGN: 90% after \d+ steps, \d+ examples, 0\.\d+ s, '
+                        r'(the first test|between the tests at 50 and 200)', out[6])
     assert [row.split(',')[:2] for row in curve.splitlines()] == [
-        ['step', 'examples'], ['100', '32000'], ['200', '64000']]
+        ['step', 'examples'], ['50', '16000'], ['200', '64000']]
 
 
 @pytest.mark.parametrize('arguments, complaint', [
