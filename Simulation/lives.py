@@ -57,6 +57,7 @@ class Life:
         self._delays = delays
         self._random = [np.random.RandomState([seed % 2 ** 32, worker])
                         for worker in range(cluster.workers)]
+        self._steps = [cluster.steps_of(worker) for worker in range(cluster.workers)]
         self._leaving, self.step = set(), 0
         scale = cluster.parameters / player.parameters if cluster.parameters else 1
         self.travels = self.network(clock, cluster, scale)
@@ -128,8 +129,8 @@ class Life:
 
     def _when_computed(self, worker, piece):
         """Returns when a worker has received its pull and computed a piece's local steps."""
-        draw = self._cluster.of('step', worker).draw
-        return (self.processors.stage(draw(self._random[worker], piece.local_steps))
+        computes = self._steps[worker].draw(self._random[worker], piece.local_steps)
+        return (self.processors.stage(computes)
                 + self._delays[worker] * piece.local_steps)
 
     def _push(self, worker, one, piece):
@@ -220,7 +221,7 @@ class Together(Life):
             self._clock.start(self._complete_steps())
 
     def _push(self, worker, one, piece):
-        """A process that ends when a push has arrived: what answers it is a token, see `_follow`."""
+        """A process that ends when a push has arrived; a token answers it, see `_follow`."""
         yield from self.travels.to_ps(worker, one.push_bytes(piece.number))
         yield self.processors.stage()
         self._arrive(worker, one, piece)

@@ -41,8 +41,8 @@ flags.DEFINE_string('timeline_from', '0s', 'the virtual time at which the pictur
 # The cluster; description.py parses these, and has their defaults.
 flags.DEFINE_string('workers', None, 'how many there are')
 flags.DEFINE_string('ps', None, 'how many parameter servers there are')
-flags.DEFINE_list('step', [], 'time of a local step: 2ms, lognormal:MEAN:SIGMA, pareto:LEAST:INDEX '
-                  'or trace:FILE; workers take several, separated by commas, in turn')
+flags.DEFINE_list('step', [], 'time of a local step: 2ms, lognormal:MEAN:SIGMA, '
+                  'pareto:LEAST:INDEX, trace:FILE or drawn:FILE; workers take several, separated by commas, in turn')
 flags.DEFINE_string('cores', None, 'how many processors all tasks share; default: one each')
 flags.DEFINE_string('exchange', None, 'time of a pull and a push together, beyond that on links; '
                     'in a ring, of its beginning and end')

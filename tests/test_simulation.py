@@ -914,10 +914,42 @@ def test_presets_are_whole(preset):
 def test_times_have_the_means_that_they_say(tmp_path):
     random = np.random.RandomState(1)
     (tmp_path / 'trace').write_text('1ms\n3ms\n', encoding='utf-8')
-    for text, mean in [('2ms', 2), ('lognormal:2ms:0.5', 2), ('pareto:1ms:3', 1.5), ('trace:trace',
-                                                                                     2)]:
+    for text, mean in [('2ms', 2), ('lognormal:2ms:0.5', 2), ('pareto:1ms:3', 1.5),
+                       ('trace:trace', 2), ('drawn:trace', 2)]:
         times = description.Times(text, tmp_path)
         assert times.draw(random, 100000) / 100 == pytest.approx(mean, rel=0.02), text
+
+
+def test_a_trace_is_followed_in_its_order(toy, tmp_path):
+    """Its bursts stay bursts; workers that share it begin at even distances, and go on by it."""
+    path = tmp_path / 'trace'
+    path.write_text('1ms 2ms 3ms 40ms 50ms 6ms', encoding='utf-8')
+    one = toy('HogWild', 3, train_steps=9, step=[f'trace:{path}'])
+    pushed = [(round(1e3 * time), worker) for time, worker, what in one.exchanges
+              if what == 'pushes']
+    assert pushed == [(1, 0), (3, 1), (3, 0), (6, 0), (43, 1), (46, 0), (50, 2), (56, 2), (57, 2)]
+    times = [description.Times(f'trace:{path}'), description.Times(f'drawn:{path}')]
+    random = np.random.RandomState(1)
+    drawn = [[round(1e3 * each.draw(random, 2)) for _ in range(3)] for each in times]
+    assert drawn[0] == [3, 43, 56] != drawn[1]
+
+
+def test_a_time_at_which_workers_die_may_be_of_a_trace(tmp_path):
+    """To look at it is not to follow it."""
+    (tmp_path / 'trace').write_text('1ms 2ms 3ms', encoding='utf-8')
+    cluster = description.Cluster(die_every=f'trace:{tmp_path / "trace"}')
+    assert cluster.die_every.draw(None, 1) == 1e-3
+
+
+@pytest.mark.parametrize('said, without, words', [
+    (dict(), (), 'step lognormal:2ms:0.1, latency 30us, bandwidth 10Gbit, ps_bandwidth 10Gbit, '
+     'update 50us (ethernet); workers 8, ps 1 (default)'),
+    (dict(bandwidth=['1Gbit', '2Gbit'], workers='3', hop='1ms'), ('update', 'ps'),
+     'workers 3, hop 1ms, bandwidth 1Gbit,2Gbit (flags); step lognormal:2ms:0.1, latency 30us, '
+     'ps_bandwidth 10Gbit (ethernet)')])
+def test_a_cluster_in_words(said, without, words):
+    """What a flag leaves as it was in the file is told as the file's."""
+    assert description.Cluster('ethernet', **said).words(without) == words
 
 
 @pytest.mark.parametrize('said, complaint', [
@@ -926,7 +958,10 @@ def test_times_have_the_means_that_they_say(tmp_path):
     (dict(step=['-1ms']), '--step: -1 is no number of at least 0.'),
     (dict(step=['1h']), '--step: 1h is no time, such as 2ms.'),
     (dict(step=['normal:1:2']), '--step: there is no distribution normal; there are constant, '
-     'lognormal, pareto and trace.'),
+     'lognormal, pareto, trace and drawn.'),
+    (dict(step=['2']), '--step: 2 has no unit: give 2s, 2ms or 2us.'),
+    (dict(bandwidth=['1e9']), '--bandwidth: 1e9 has no unit: give 1e9bit, 1e9kbit, 1e9Mbit or '),
+    (dict(die=['3:10']), '--die: 10 has no unit: give 10s, 10ms or 10us.'),
     (dict(step=['pareto:1ms']), '--step: pareto takes 2 numbers, not 1.'),
     (dict(step=['pareto:1ms:0']), '--step: 0 is no number above 0.'),
     (dict(step=['trace:/dev/stdin/none']), '--step: /dev/stdin/none cannot be read (Not a '),
@@ -936,8 +971,7 @@ def test_times_have_the_means_that_they_say(tmp_path):
     (dict(parameters='-1MB'), '--parameters: -1 is no number above 0.'),
     (dict(parameters='much'), '--parameters: much is no size, such as 100MB.'),
     (dict(bandwidth=['0']), '--bandwidth: 0 is no number above 0.'),
-    (dict(bandwidth=['fast']), '--bandwidth: fast is no bandwidth, such as 10Gbit, or bytes in a '
-     'second.'),
+    (dict(bandwidth=['fast']), '--bandwidth: fast is no bandwidth, such as 10Gbit.'),
     (dict(latency=['nan']), '--latency: nan is no time, such as 2ms.'),
     (dict(die=['3']), '--die: 3 is not of the form worker:time, such as 3:10s.'),
     (dict(die=['8:1s']), '--die: there is no worker 8; there are 8, from 0.'),
@@ -961,6 +995,8 @@ def test_what_is_wrong_in_a_description(said, complaint):
     ('{"update": ["1ms", "2ms"]}', "update: ['1ms', '2ms'] is no time, such as 2ms."),
     ('{"step": "trace:mine.json"}', 'mine.json: {"step": is no time, such as 2ms.'),
     ('{"step": 3', 'it is no JSON ('),
+    ('{"step": "1ms", "ps": 2, "step": "2ms"}', 'it has "step" twice.'),
+    ('{"update": 0.5}', 'update: 0.5 has no unit: give 0.5s, 0.5ms or 0.5us.'),
     ('[3]', 'it has to be an object, {"workers": 8, ...}.'),
 ])
 def test_what_is_wrong_in_a_file(tmp_path, text, complaint):
