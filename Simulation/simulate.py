@@ -42,7 +42,8 @@ flags.DEFINE_string('timeline_from', '0s', 'the virtual time at which the pictur
 flags.DEFINE_string('workers', None, 'how many there are')
 flags.DEFINE_string('ps', None, 'how many parameter servers there are')
 flags.DEFINE_list('step', [], 'time of a local step: 2ms, lognormal:MEAN:SIGMA, '
-                  'pareto:LEAST:INDEX, trace:FILE or drawn:FILE; workers take several, separated by commas, in turn')
+                  'pareto:LEAST:INDEX, trace:FILE or drawn:FILE; workers take several, separated '
+                  'by commas, in turn')
 flags.DEFINE_string('cores', None, 'how many processors all tasks share; default: one each')
 flags.DEFINE_string('exchange', None, 'time of a pull and a push together, beyond that on links; '
                     'in a ring, of its beginning and end')
