@@ -238,9 +238,7 @@ class Cluster:
         """Ends the program if values contradict each other."""
         for name in 'come', 'leave', 'die':
             for worker, _ in getattr(self, name):
-                if worker >= self.workers:
-                    sys.exit(f'--{name}: there is no worker {worker}; there are {self.workers}, '
-                             'from 0.')
+                self.check_worker(name, worker)
         for name in 'exchange_work', 'hop_work':
             if getattr(self, name) and not self.cores:
                 sys.exit(f'--{name}: without --cores nobody shares processors.')
@@ -249,6 +247,11 @@ class Cluster:
             sys.exit('--die_every: after 0 s nobody has lived. Give a time above 0.')
         if self.back_after and not self.die_every:
             sys.exit('--back_after: without --die_every nobody dies so.')
+
+    def check_worker(self, name, worker):
+        """Ends the program if a flag, by its name, is about a worker that is not there, an int."""
+        if not 0 <= worker < self.workers:
+            sys.exit(f'--{name}: there is no worker {worker}; there are {self.workers}, from 0.')
 
     def of(self, name, worker):
         """Returns a worker's value of one of the KEYS that are lists."""

@@ -30,7 +30,7 @@ class Record:
 
     def __init__(self, name, clock, train_steps, batch_size, test, tests, reached=None,
                  target=0.95, timeline=None, events=None):
-        """Prints that training starts.
+        """Takes the parts.
 
         Args:
           name: string, with which each printed line begins; None: nothing is printed.
@@ -55,7 +55,11 @@ class Record:
         self._target, self._timeline, self._events = target, timeline, events
         self._bar = tqdm.tqdm(desc=name, total=train_steps, bar_format=_BAR, leave=False,
                               disable=None if name else True)  # None: on a terminal only
-        self._say(f'starts at step 0 of {train_steps}')
+
+    def begin(self, cluster):
+        """Prints on what cluster, a string, training starts."""
+        self._say(f'cluster: {cluster}')
+        self._say(f'starts at step 0 of {self._train_steps}')
 
     def _say(self, words):
         if self._name:
@@ -122,11 +126,15 @@ class Record:
         return dict({name: first[name] + share * (last[name] - first[name])
                      for name in ('step', 'examples', 'seconds')}, tests=tests)
 
-    def _say_when_reached(self):
-        """Prints when the test accuracy came to the target."""
+    def _say_when_reached(self, workers):
+        """Prints when the test accuracy came to the target, or why it did not."""
         reached = self.reached_target
         if reached is None:
             when = f'in none of the {len(self.curve)} tests'
+            if not self.diverged:
+                each = self.local_steps / workers
+                when += (f': the run ends with {self.local_steps} local steps, {each:.3g} by each '
+                         'worker, and --local_steps= makes it longer')
         else:
             steps = ' and '.join(str(test['step']) for test in reached['tests'])
             when = ('after {step:.0f} steps, {examples:.0f} examples, {seconds:.4g} s, '.format(
@@ -138,11 +146,12 @@ class Record:
         rate = self.rate()
         return f'{rate:.0f} steps/s' if rate >= 100 else f'{rate:.3g} steps/s'
 
-    def done(self, shares):
+    def done(self, shares, workers):
         """Prints the totals.
 
         Args:
           shares: dict of floats by name: the share of the time for which that was busy.
+          workers: int, how many there are.
 
         Returns:
           Dict of the figures of the last test.
@@ -169,7 +178,7 @@ class Record:
             self._say(f'test {", ".join(metrics)} after {self.step} steps, '
                         f'{self._clock.now:.4g} s')
         if 'accuracy' in last:
-            self._say_when_reached()
+            self._say_when_reached(workers)
         return last
 
     @property

@@ -17,6 +17,7 @@ from clock import Clock
 from crew import Crew
 import description
 from events import Events
+import given
 import lives
 from player import Player
 from record import Record
@@ -26,6 +27,7 @@ import shards
 import timeline
 
 FLAGS = flags.FLAGS
+_BY_WORKER = 'straggler', 'join_at', 'leave_at'  # flags of programs: worker:number[,...]
 flags.DEFINE_string('scheme', None, 'a folder of the collection, such as AGN, or the path of one')
 flags.DEFINE_string('cluster', 'ethernet', 'a file in JSON that describes the cluster, or the name '
                     'of one in the folder clusters; flags override it')
@@ -139,16 +141,22 @@ class Simulation:
                              FLAGS.tests, lambda step: self.crew.reach(step), FLAGS.target,
                              self.timeline, self._events)
         delays = [training_flags.straggler_delay(worker) for worker in range(number)]
+        for name in _BY_WORKER:
+            if name in FLAGS:
+                for part in FLAGS[name].value:
+                    cluster.check_worker(name, int(part.partition(':')[0]))
         self.life = kind(self.clock, cluster, self.player, self.record, delays, FLAGS.seed)
         self.crew = Crew(self.clock, cluster, self.life, FLAGS.seed, at_steps)
 
     def run(self):
         """Trains and prints the results; returns the figures of the last test."""
+        self.record.begin(self.cluster.words(without=self.life.network.ignores))
         self.clock.run(self.record.goes_on)
         if self.record.goes_on():
             sys.exit(f'Nothing happens after {self.clock.now:.3g} s, at step {self.record.step}: '
                      f'{self.life.stands()}.')
-        return self.record.done(dict(self.life.travels.shares(), **self.life.processors.shares()))
+        return self.record.done(dict(self.life.travels.shares(), **self.life.processors.shares()),
+                                self.cluster.workers)
 
     def write(self):
         """Writes the files that flags name."""
@@ -165,7 +173,7 @@ class Simulation:
 
 
 def _check_flags():
-    """Ends the program if a flag would have no effect."""
+    """Ends the program if a flag is of something else; see also `given`."""
     if FLAGS.order_dir:
         sys.exit('--order_dir: a real run writes its order, a simulation has no other one.')
     for name in ('until', 'look_at', 'without', 'center'):
@@ -195,10 +203,18 @@ def _check_files():
 
 def repeat():
     """Repeats the run that --replay names."""
-    player = make_player(program, order.workers, of_model=shards.in_the_order_of_a_run)
-    repeated = replay.Replay(player, order, FLAGS.without)
-    repeated.run(FLAGS.until)
-    repeated.say(order.name, FLAGS.look_at)
+    # What the real run was given may be of use to real runs only.
+    words = {word.lstrip('-').partition('=')[0] for word in order.flags}
+    its_own = [name for name in FLAGS if words & {name, f'no{name}'}]
+    with given.refused_in_vain('a replay', ['histogram', 'board', 'timeline', 'timeline_from'],
+                               its_own):
+        _check_files()
+        prepare()
+        player = make_player(program, order.workers, of_model=shards.in_the_order_of_a_run)
+        repeated = replay.Replay(player, order, FLAGS.without)
+        until, look_at = FLAGS.until, FLAGS.look_at
+    repeated.run(until)
+    repeated.say(order.name, look_at)
     if FLAGS.csv:
         repeated.write(FLAGS.csv)
     if FLAGS.center:
@@ -210,13 +226,16 @@ def main(_):
     if not program:
         sys.exit(f'--scheme= is missing: one of {", ".join(schemes.folders())}, or a path.')
     _check_flags()
-    _check_files()
-    prepare()
     if order:
         repeat()
         return
-    began = time.time()
-    simulation = Simulation(FLAGS.scheme, program, cluster())
+    ignored = []
+    with given.refused_in_vain(f'a simulation of {FLAGS.scheme}', ignored):
+        _check_files()
+        prepare()
+        began = time.time()
+        simulation = Simulation(FLAGS.scheme, program, cluster())
+        ignored += simulation.life.network.ignores
     started = time.time()
     simulation.run()
     wall = time.time() - started

@@ -5,6 +5,7 @@ x - m. What a worker does is known from the equations, see `test_seam`.
 """
 
 import collections
+import contextlib
 import gc
 import json
 import os
@@ -30,6 +31,7 @@ from crew import Crew
 import description
 from events import Events
 import experiments
+import given
 import links
 import lives
 from player import Player
@@ -578,7 +580,7 @@ def test_a_copied_folder_with_such_an_attribute(simulate, tmp_path, folder, line
     if complaint:
         assert status == 1 and len(err) == 1 and re.match(complaint, err[0]), err
     else:
-        assert status == 0 and not err and 'did 300 local steps' in out[2]
+        assert status == 0 and not err and 'did 300 local steps' in out[3]
 
 
 @pytest.mark.parametrize('name', ['tickets', 'other'])
@@ -828,7 +830,8 @@ def test_tests_are_often_at_first(toy):
      'and 9'),
     ([.95, .8, 1., .9], 1, '90% after 1 steps, 10 examples, 2 s, the first test'),
     ([.5, .6, .7, .9], 16, '90% after 16 steps, 160 examples, 32 s, between the tests at 9 and 16'),
-    ([.5, .6, .7, .8], None, '90% in none of the 4 tests')])
+    ([.5, .6, .7, .8], None, '90% in none of the 4 tests: the run ends with 16 local steps, 8 by '
+     'each worker, and --local_steps= makes it longer')])
 def test_when_the_target_is_reached(capsys, accuracies, step, said):
     """On a straight line between two tests; here a step takes 2 s."""
     clock, left = types.SimpleNamespace(now=0.), list(accuracies)
@@ -837,7 +840,7 @@ def test_when_the_target_is_reached(capsys, accuracies, step, said):
         clock.now += 2
         record.add({}, 1)
         record.reach(record.step + 1)
-    record.done({})
+    record.done({}, 2)
     found = record.reached_target
     assert (found and found['step']) == pytest.approx(step)
     if step:
@@ -1032,7 +1035,11 @@ def test_the_program(simulate, tmp_path):
         runs.append((out[:-1], path.read_text(encoding='utf-8')))
     assert runs[0] == runs[1]
     out, curve = runs[0]
-    assert len(out) == 7 and out[0] == 'AGN: starts at step 0 of 200'
+    assert len(out) == 8 and out[1] == 'AGN: starts at step 0 of 200'
+    assert out[0] == ('AGN: cluster: workers 4 (flags); step lognormal:2ms:0.1, latency 30us, '
+                      'bandwidth 10Gbit, ps_bandwidth 10Gbit, update 50us (ethernet); ps 1 '
+                      '(default)')
+    out = out[1:]
     assert re.fullmatch(r'AGN: step 50 of 200, loss \d\.\d+, accuracy 0\.\d+, staleness \d\.\d '
                         r'\(max \d\), test accuracy 0\.\d+, \d+ steps/s, 0\.\d+ s', out[1])
     assert re.fullmatch(r'AGN: staleness of 50% at most 3, 90% at most \d, 99% at most \d', out[4])
@@ -1063,10 +1070,37 @@ def test_the_program(simulate, tmp_path):
     (['--scheme=HogWild', '--timeline=a.json'], '--timeline=a.json: the name of a picture ends '),
     (['--scheme=HogWild', '--without=3'], '--without: that is of --replay=, which is missing.'),
     (['--scheme=HogWild', '--order_dir=order'], '--order_dir: a real run writes its order, a '),
+    (['--scheme=HogWild', '--model_dir=here', '--notes_dir=here', '--eval_every_secs=9',
+      '--save_checkpoint_secs=9', '--worker_hosts=a:1,b:1', '--hop=1ms', '--seed=2'],
+     '--eval_every_secs, --hop, --model_dir, --notes_dir, --save_checkpoint_secs, --worker_hosts: '
+     'a simulation of HogWild has no use for them.'),
+    (['--scheme=HogWild', '--straggler=99:1'], '--straggler: there is no worker 99; there are 8, '),
 ])
 def test_complaints_of_the_program(simulate, arguments, complaint):
     status, _, err = simulate(*arguments)
     assert status == 1 and len(err) == 1 and err[0].startswith(complaint), err
+
+
+@pytest.mark.parametrize('arguments, these, but, complaint', [
+    (['--read=3'], [], [], ''),
+    (['--read=3', '--not_read=4'], [], [], '--not_read: nobody has no use for it.'),
+    (['--noswitch', '--not_read=4'], [], [], '--not_read, --switch: nobody has no use for them.'),
+    (['--not_read=4'], [], ['not_read'], ''),
+    (['--read=3'], ['read'], [], '--read: nobody has no use for it.')])
+def test_flags_in_vain(monkeypatch, arguments, these, but, complaint):
+    """Those that are given, and that nothing reads."""
+    given_flags = flags.FlagValues()
+    for name in 'read', 'not_read':
+        flags.DEFINE_integer(name, 1, 'a number', flag_values=given_flags)
+    flags.DEFINE_boolean('switch', True, 'a switch', flag_values=given_flags)
+    given_flags(['program', *arguments])
+    monkeypatch.setattr(given, 'FLAGS', given_flags)
+    value = flags.Flag.value
+    with (pytest.raises(SystemExit, match=f'^{complaint}$') if complaint else
+          contextlib.ExitStack()):
+        with given.refused_in_vain('nobody', these, but):
+            assert given_flags.read in (1, 3)
+    assert flags.Flag.value is value
 
 
 def test_all_folders_with_workers_are_found():
@@ -1117,5 +1151,5 @@ def test_a_user_s_own_folder(simulate, tmp_path):
                      encoding='utf-8')
     status, out, err = simulate(f'--scheme={tmp_path / "Mine"}', '--workers=3',
                                 '--train_steps=300', '--tests=1')
-    assert status == 0 and not err and 'Mine: did 300 local steps' in out[2]
+    assert status == 0 and not err and 'Mine: did 300 local steps' in out[3]
 
