@@ -27,6 +27,7 @@ from tfdist.start.quiet import tf
 
 from clock import Clock, Queue, Signal
 from conftest import load_program, ROOT
+import constants
 from crew import Crew
 import description
 from events import Events
@@ -895,6 +896,56 @@ def test_a_model_with_its_own_batches_reads_them_in_the_order_of_a_run():
         for values in mine:
             for value, same in zip(values, session.run(own)):
                 assert (value == same).all()
+
+
+POINTS = np.random.RandomState(3).randn(4000, 10).astype(np.float32)
+
+
+def of_large_data(batch_size, count, shard, num_shards, seed):
+    """Batches of whole data in each graph: by a dataset, as a constant, and by Python."""
+    points = tf.data.Dataset.from_tensor_slices((POINTS, np.arange(4000)))
+    points = points.shard(num_shards, shard).shuffle(50, seed=seed).repeat()
+    iterator = tf.data.make_initializable_iterator(points.batch(batch_size * count))
+    tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
+    images, places = iterator.get_next()
+    return [(images[i::count], tf.gather(tf.constant(POINTS), places[i::count]))
+            for i in range(count)]
+
+
+def by_python(*args):
+    """As `of_large_data`, by a function of Python."""
+    return [(images, tf.py_func(lambda same: same + 0, [same], tf.float32))
+            for images, same in of_large_data(*args)]
+
+
+@pytest.mark.parametrize('train_batches, kept', [(of_large_data, 1), (by_python, 0)])
+def test_large_data_are_kept_once(monkeypatch, train_batches, kept):
+    """Not once in the graph of each worker; and what is read is the same, to the bit."""
+    def read(arrays_are_kept):
+        sizes = []
+
+        def reader(graph, begin, fetches, fed):
+            sizes.append((graph.as_graph_def().ByteSize(), {id(array) for array in fed.values()
+                                                            if array.dtype == np.float32}))
+            return of_graph(graph, begin, fetches, fed)
+
+        of_graph = shards.Iterators._reader
+        with monkeypatch.context() as patched, tf.Graph().as_default():
+            patched.setattr(shards.Iterators, '_reader', staticmethod(reader))
+            if not arrays_are_kept:
+                patched.setattr(constants, '_LARGE', 2 ** 30)
+            source = shards.of_model(types.SimpleNamespace(train_batches=train_batches), 4, 3,
+                                     [(0, 2), (1, 2)], [7, 7])
+            return [[array.tobytes() for array in source.next(worker)]
+                    for worker in (0, 1, 1, 0)], sizes
+
+    (with_them, sizes), (without, whole) = read(True), read(False)
+    assert with_them == without and with_them[0] != with_them[1]
+    assert all(images == same for one in with_them for images, same in zip(one[::2], one[1::2]))
+    assert min(size for size, _ in whole) > POINTS.nbytes
+    assert (max(size for size, _ in sizes) < POINTS.nbytes / 2) == bool(kept)
+    assert [len(arrays) for _, arrays in sizes] == [kept] * 2
+    assert sizes[0][1] == sizes[1][1], 'both workers have the same array'
 
 
 # The description.
