@@ -6,6 +6,7 @@
 A value that differs from worker to worker is a list: the workers take its elements in turn.
 """
 
+import copy
 import json
 import math
 import pathlib
@@ -21,7 +22,7 @@ _MOST_WORKERS = 2 ** 16
 
 
 class Times:
-    """A distribution of times: `constant`, `lognormal`, `pareto` or `trace`.
+    """A distribution of times: `constant`, `lognormal`, `pareto` or `drawn`; or a `trace`.
 
     Attributes:
       draw: function of a `np.random.RandomState` and a number of times; returns their sum in
@@ -33,7 +34,8 @@ class Times:
 
         Args:
           text: string, such as '2ms', 'lognormal:2ms:0.5' (mean, sigma), 'pareto:1ms:1.5' (least,
-            tail index) or 'trace:FILE' (a time in each line; each draw is one of them).
+            tail index), 'trace:FILE' (a time in each line, followed in this order, again and
+            again) or 'drawn:FILE' (each draw is one of these, whichever).
           directory: string or path, of the file.
 
         Raises:
@@ -42,15 +44,21 @@ class Times:
         if not isinstance(text, (str, int, float)):
             raise ValueError(f'{text} is no time, such as 2ms')
         kind, *given = str(text).split(':')
+        self._trace = None
         if not given:
             kind, given = 'constant', [kind]
-        if kind == 'trace':
-            self._read(pathlib.Path(directory) / ':'.join(given))
+        if kind in ('trace', 'drawn'):
+            values = _read(pathlib.Path(directory) / ':'.join(given))
+            if kind == 'trace':
+                self._trace, self._next, self.draw = values, 0, self._follow
+            else:
+                self.draw = lambda random, count: float(
+                    values[random.randint(len(values), size=count)].sum())
             return
         forms = {'constant': 1, 'lognormal': 2, 'pareto': 2}
         if kind not in forms:
             raise ValueError(f'there is no distribution {kind}; there are constant, lognormal, '
-                             'pareto and trace')
+                             'pareto, trace and drawn')
         if len(given) != forms[kind]:
             raise ValueError(f'{kind} takes {forms[kind]} numbers, not {len(given)}')
         time, shape = seconds(given[0]), 0.
@@ -64,17 +72,32 @@ class Times:
         else:
             self.draw = lambda random, count: float(time * (1 + random.pareto(shape, count)).sum())
 
-    def _read(self, path):
-        try:
-            values = np.array([seconds(line) for line in path.read_text(encoding='utf-8').split()])
-        except OSError as error:
-            raise ValueError(f'{path} cannot be read ({error.strerror})') from error
-        except ValueError as error:
-            raise ValueError(f'{path}: {error}') from error
-        if not len(values):
-            raise ValueError(f'{path} has no times')
-        self.draw = lambda random, count: float(values[random.randint(len(values), size=count)]
-                                                .sum())
+    def beginning_at(self, share):
+        """Returns a `Times` for one worker: a trace begins at a share of its length, a float."""
+        if self._trace is None:
+            return self
+        one = copy.copy(self)
+        one._next, one.draw = int(share * len(self._trace)), one._follow
+        return one
+
+    def _follow(self, _, count):
+        """Does what `draw` says, with the times that come next in the trace."""
+        places = (self._next + np.arange(count)) % len(self._trace)
+        self._next = (self._next + count) % len(self._trace)
+        return float(self._trace[places].sum())
+
+
+def _read(path):
+    """Returns the times in a file, an array of seconds."""
+    try:
+        values = np.array([seconds(line) for line in path.read_text(encoding='utf-8').split()])
+    except OSError as error:
+        raise ValueError(f'{path} cannot be read ({error.strerror})') from error
+    except ValueError as error:
+        raise ValueError(f'{path}: {error}') from error
+    if not len(values):
+        raise ValueError(f'{path} has no times')
+    return values
 
 
 def number(text, above=None):
@@ -90,26 +113,30 @@ def number(text, above=None):
 
 
 def _measure(text, units, what, above=None):
-    """Returns a float, of a number with one of some units, or with none; see `number`."""
+    """Returns a float, of a number with one of some units; see `number`. Zero needs no unit."""
     found = re.fullmatch(rf'([-+\d.e]+?)({"|".join(units)})?', str(text).strip())
     if not found:
         raise ValueError(f'{text} is no {what}')
-    return number(found[1], above) * units.get(found[2], 1)
+    value = number(found[1], above)
+    if value and not found[2]:
+        *first, last = (f'{text}{unit}' for unit in units)
+        raise ValueError(f'{text} has no unit: give {", ".join(first)} or {last}')
+    return value * units.get(found[2], 1)
 
 
 def seconds(text):
-    """Returns a float for a time such as 0.5, '0.5s', '2ms' or '50us'."""
+    """Returns a float for a time such as '0.5s', '2ms' or '50us'."""
     return _measure(text, _UNITS, 'time, such as 2ms')
 
 
 def bandwidth(text):
-    """Returns bytes/s for a bandwidth such as 1.25e9, '10Gbit' or 'inf'."""
-    return math.inf if text == 'inf' else _measure(
-        text, _RATES, 'bandwidth, such as 10Gbit, or bytes in a second', above=0)
+    """Returns bytes/s for a bandwidth such as '10Gbit' or 'inf'."""
+    return math.inf if text == 'inf' else _measure(text, _RATES, 'bandwidth, such as 10Gbit',
+                                                   above=0)
 
 
 def size(text):
-    """Returns bytes for a size such as 4e6, '38.4kB' or '100MB'."""
+    """Returns bytes for a size such as '38.4kB' or '100MB'."""
     return _measure(text, _SIZES, 'size, such as 100MB', above=0)
 
 
@@ -157,6 +184,8 @@ KEYS = {
     'die_every': (Times, None),
     'back_after': (Times, None),
 }
+# Every simulation has these: they are told also where nobody has set them.
+_TOLD = 'workers', 'ps', 'step', 'latency', 'bandwidth', 'ps_bandwidth', 'update'
 PRESETS = pathlib.Path(__file__).resolve().parent / 'clusters'
 
 
@@ -179,16 +208,20 @@ class Cluster:
         """
         values, where = _load(file) if file else ({}, '')
         directory = pathlib.Path(where).parent
-        self.about = values.pop('about', '')
+        self.about, self._told = values.pop('about', ''), {'flags': {}, file: {}, 'default': {}}
         for name in values:
             if name not in KEYS:
                 sys.exit(f'{where}: what is "{name}"? There are {", ".join(["about", *KEYS])}.')
         for name, (parse, otherwise) in KEYS.items():
             value, source, place = values.get(name, otherwise), f'{where}, {name}', directory
+            teller = file if name in values else 'default'
             if said.get(name) not in (None, []):
-                value, source, place = said[name], f'--{name}', '.'
+                value, source, place, teller = said[name], f'--{name}', '.', 'flags'
             if isinstance(otherwise, list) and not isinstance(value, list):
                 value = [value]
+            if teller != 'default' or name in _TOLD:
+                self._told[teller][name] = ','.join(map(str, value)) if isinstance(
+                    value, list) else value
             try:
                 if name == 'step':
                     value = [Times(text, place) for text in value]
@@ -205,21 +238,53 @@ class Cluster:
         """Ends the program if values contradict each other."""
         for name in 'come', 'leave', 'die':
             for worker, _ in getattr(self, name):
-                if worker >= self.workers:
-                    sys.exit(f'--{name}: there is no worker {worker}; there are {self.workers}, '
-                             'from 0.')
+                self.check_worker(name, worker)
         for name in 'exchange_work', 'hop_work':
             if getattr(self, name) and not self.cores:
                 sys.exit(f'--{name}: without --cores nobody shares processors.')
-        if self.die_every and not self.die_every.draw(np.random.RandomState(1), 100):
+        if self.die_every and not self.die_every.beginning_at(0).draw(
+                np.random.RandomState(1), 100):
             sys.exit('--die_every: after 0 s nobody has lived. Give a time above 0.')
         if self.back_after and not self.die_every:
             sys.exit('--back_after: without --die_every nobody dies so.')
+
+    def check_worker(self, name, worker):
+        """Ends the program if a flag, by its name, is about a worker that is not there, an int."""
+        if not 0 <= worker < self.workers:
+            sys.exit(f'--{name}: there is no worker {worker}; there are {self.workers}, from 0.')
 
     def of(self, name, worker):
         """Returns a worker's value of one of the KEYS that are lists."""
         values = getattr(self, name)
         return values[worker % len(values)]
+
+    def steps_of(self, worker):
+        """Returns the `Times` of a worker's local steps.
+
+        Workers that follow one trace begin at even distances in it: they are not all slow at once.
+        """
+        kinds = len(self.step)
+        sharing = len(range(worker % kinds, self.workers, kinds))
+        return self.of('step', worker).beginning_at(worker // kinds / sharing)
+
+    def words(self, without=()):
+        """Returns what it is by KEYS, but for some of them, and who said that, as a string."""
+        parts = []
+        for teller, told in self._told.items():
+            kept = [f'{name} {value}' for name, value in told.items() if name not in without]
+            if kept:
+                parts.append(f'{", ".join(kept)} ({teller})')
+        return '; '.join(parts)
+
+
+def _once_each(pairs):
+    """Returns a dict of pairs of a name and a value; raises KeyError for a name's second pair."""
+    found = {}
+    for name, value in pairs:
+        if name in found:
+            raise KeyError(name)
+        found[name] = value
+    return found
 
 
 def _load(file):
@@ -231,9 +296,11 @@ def _load(file):
             names = ', '.join(sorted(each.stem for each in PRESETS.glob('*.json')))
             sys.exit(f'--cluster={file}: there are {names}; or name a file, such as mine.json.')
     try:
-        values = json.loads(path.read_text(encoding='utf-8'))
+        values = json.loads(path.read_text(encoding='utf-8'), object_pairs_hook=_once_each)
     except OSError as error:
         sys.exit(f'--cluster={file}: it cannot be read ({error.strerror}).')
+    except KeyError as error:
+        sys.exit(f'--cluster={file}: it has "{error.args[0]}" twice.')
     except ValueError as error:
         sys.exit(f'--cluster={file}: it is no JSON ({error}).')
     if not isinstance(values, dict):

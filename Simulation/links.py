@@ -12,7 +12,10 @@ class Star:
 
     Attributes:
       into, out, updates: lists of `clock.Queue` by ps: its link in each direction, and its updates.
+      ignores: tuple of strings, which of `description.KEYS` say nothing about it.
     """
+
+    ignores = 'hop', 'hop_work'
 
     def __init__(self, clock, cluster, scale=1):
         """Takes the parts.
@@ -76,7 +79,12 @@ class Ring:
 
     As by --implementation=ring: a hop takes a round trip, as the receiver asks for the data; the
     beginning takes one more. All wait for the slowest link.
+
+    Attributes:
+      ignores: see `Star`.
     """
+
+    ignores = 'ps', 'ps_bandwidth', 'update'
 
     def __init__(self, clock, cluster, scale=1):
         """See `Star`."""

@@ -57,6 +57,7 @@ class Life:
         self._delays = delays
         self._random = [np.random.RandomState([seed % 2 ** 32, worker])
                         for worker in range(cluster.workers)]
+        self._steps = [cluster.steps_of(worker) for worker in range(cluster.workers)]
         self._leaving, self.step = set(), 0
         scale = cluster.parameters / player.parameters if cluster.parameters else 1
         self.travels = self.network(clock, cluster, scale)
@@ -128,8 +129,8 @@ class Life:
 
     def _when_computed(self, worker, piece):
         """Returns when a worker has received its pull and computed a piece's local steps."""
-        draw = self._cluster.of('step', worker).draw
-        return (self.processors.stage(draw(self._random[worker], piece.local_steps))
+        computes = self._steps[worker].draw(self._random[worker], piece.local_steps)
+        return (self.processors.stage(computes)
                 + self._delays[worker] * piece.local_steps)
 
     def _push(self, worker, one, piece):
@@ -219,6 +220,12 @@ class Together(Life):
             self._summed, self._enough = [], Signal(self._clock)
             self._clock.start(self._complete_steps())
 
+    def _push(self, worker, one, piece):
+        """A process that ends when a push has arrived; a token answers it, see `_follow`."""
+        yield from self.travels.to_ps(worker, one.push_bytes(piece.number))
+        yield self.processors.stage()
+        self._arrive(worker, one, piece)
+
     def _arrive(self, worker, one, piece):
         # A worker that came back and had pushed in this step before it died counts only once.
         again = self._voted.get(worker) == one.step
@@ -259,9 +266,10 @@ class Together(Life):
             yield self.processors.stage()
 
     def _follow(self, worker, one, piece):
+        # Its run waits for its token on the ps, so the answer leaves when there is one.
         if self.step == one.step:
             yield self._completed
-            yield self.travels.latency(worker)
+        yield self.travels.latency(worker)
         yield from super()._follow(worker, one, piece)
 
     def stands(self):

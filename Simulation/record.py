@@ -14,20 +14,23 @@ _BAR = '{desc}: {percentage:3.0f}%|{bar}| step {n_fmt} of {total_fmt}, {remainin
 
 
 class Record:
-    """Collects what all workers do, and tests at even intervals.
+    """Collects what all workers do, and tests: often at first, when most is learned.
 
     Attributes:
       step: int, the global step.
       local_steps: int, of all workers.
       diverged: bool, whether any loss was not finite.
       curve: list of dicts, a row for each test; see `write`.
-      reached_target: the first row of the curve that has reached the target accuracy, or None.
+      reached_target: dict of floats, the step, examples and seconds at which the test accuracy came
+        to the target, on a straight line from the test before to the first one that has it; and
+        under 'tests' the list of both rows of the curve, or of one if the first test has it. None
+        if no test has it.
       seconds: `collections.Counter` by phase, summed over all workers.
     """
 
     def __init__(self, name, clock, train_steps, batch_size, test, tests, reached=None,
                  target=0.95, timeline=None, events=None):
-        """Prints that training starts.
+        """Takes the parts.
 
         Args:
           name: string, with which each printed line begins; None: nothing is printed.
@@ -37,21 +40,26 @@ class Record:
           test: function that returns the figures of a test, a dict of floats by name.
           tests: int, how many tests the run has.
           reached: function to call with each global step, or None.
-          target: float, a test accuracy: the time at which a test first reaches it is printed.
+          target: float, a test accuracy, see `reached_target`.
           timeline: `timeline.Timeline`, or None.
           events: `events.Events`, or None.
         """
         self._name, self._clock, self._train_steps, self._test = name, clock, train_steps, test
         self._batch_size, self._reached = batch_size, reached
         self.step, self.local_steps, self.diverged, self.curve = 0, 0, False, []
-        self._test_at = sorted({math.ceil(train_steps * i / tests) for i in range(1, tests + 1)})
+        self._test_at = sorted({-(-train_steps * i ** 2 // tests ** 2)
+                                for i in range(1, tests + 1)})
         self._line, self._whole = _Figures(), _Figures()
         self.seconds = collections.Counter()  # of all workers, by phase
         self.reached_target = None
         self._target, self._timeline, self._events = target, timeline, events
         self._bar = tqdm.tqdm(desc=name, total=train_steps, bar_format=_BAR, leave=False,
                               disable=None if name else True)  # None: on a terminal only
-        self._say(f'starts at step 0 of {train_steps}')
+
+    def begin(self, cluster):
+        """Prints on what cluster, a string, training starts."""
+        self._say(f'cluster: {cluster}')
+        self._say(f'starts at step 0 of {self._train_steps}')
 
     def _say(self, words):
         if self._name:
@@ -100,7 +108,7 @@ class Record:
             {'step': self.step, 'examples': self.local_steps * self._batch_size,
              'seconds': self._clock.now}, **means, **figures))
         if not self.reached_target and figures.get('test_accuracy', 0) >= self._target:
-            self.reached_target = self.curve[-1]
+            self.reached_target = self._between(self.curve[-2:])
         if self._events:
             self._events.add(self.curve[-1], self.rate())
         said = [self._line.words(), *(f'{name.replace("_", " ")} {value:.3f}' for name, value in
@@ -110,15 +118,40 @@ class Record:
         self._whole.merge(self._line)
         self._line = _Figures()
 
+    def _between(self, tests):
+        """Returns `reached_target` for the list of the last two rows of the curve, or of one."""
+        first, last = tests[0], tests[-1]
+        share = (1. if first is last else (self._target - first['test_accuracy'])
+                 / (last['test_accuracy'] - first['test_accuracy']))
+        return dict({name: first[name] + share * (last[name] - first[name])
+                     for name in ('step', 'examples', 'seconds')}, tests=tests)
+
+    def _say_when_reached(self, workers):
+        """Prints when the test accuracy came to the target, or why it did not."""
+        reached = self.reached_target
+        if reached is None:
+            when = f'in none of the {len(self.curve)} tests'
+            if not self.diverged:
+                each = self.local_steps / workers
+                when += (f': the run ends with {self.local_steps} local steps, {each:.3g} by each '
+                         'worker, and --local_steps= makes it longer')
+        else:
+            steps = ' and '.join(str(test['step']) for test in reached['tests'])
+            when = ('after {step:.0f} steps, {examples:.0f} examples, {seconds:.4g} s, '.format(
+                **reached) + (f'between the tests at {steps}' if len(reached['tests']) > 1
+                              else 'the first test'))
+        self._say(f'{self._target:.0%} {when}')
+
     def _rate(self):
         rate = self.rate()
         return f'{rate:.0f} steps/s' if rate >= 100 else f'{rate:.3g} steps/s'
 
-    def done(self, shares):
+    def done(self, shares, workers):
         """Prints the totals.
 
         Args:
           shares: dict of floats by name: the share of the time for which that was busy.
+          workers: int, how many there are.
 
         Returns:
           Dict of the figures of the last test.
@@ -145,10 +178,7 @@ class Record:
             self._say(f'test {", ".join(metrics)} after {self.step} steps, '
                         f'{self._clock.now:.4g} s')
         if 'accuracy' in last:
-            self._say(f'{self._target:.0%} '
-                        + ('after {step} steps, {examples} examples, {seconds:.4g} s'.format(
-                            **self.reached_target) if self.reached_target else 'in none of the '
-                           f'{len(self.curve)} tests'))
+            self._say_when_reached(workers)
         return last
 
     @property

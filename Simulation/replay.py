@@ -10,6 +10,7 @@ import json
 import pathlib
 import sys
 import zipfile
+import zlib
 
 from absl import flags
 import numpy as np
@@ -70,6 +71,16 @@ def _rows(file):
             for pulled, step, dropped, loss, at in zip(*map(file.__getitem__, Row._fields))]
 
 
+def _arrays(path):
+    """Returns the arrays of an npz file, a dict by name; raises ValueError if it is damaged."""
+    try:
+        with zipfile.ZipFile(str(path)):  # where it cannot be opened, numpy prints a traceback
+            pass
+        return dict(np.load(path))
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+        raise ValueError(f'{path.name}: {error}') from error
+
+
 class Order:
     """What a run recorded in a directory.
 
@@ -95,14 +106,16 @@ class Order:
             run = json.loads((directory / 'run.json').read_text(encoding='utf-8'))
             self.workers, folder = run['workers'], pathlib.Path(run['folder'])
             version = run['tensorflow']
-            self.start = dict(np.load(directory / 'start.npz'))
-            files = [dict(np.load(directory / f'worker-{worker}.npz'))
-                     for worker in range(self.workers)]
+            self.start = _arrays(directory / 'start.npz')
+            files = [_arrays(directory / f'worker-{worker}.npz') for worker in range(self.workers)]
             self.rows = [_rows(file) for file in files]
             self.own = [[file[f'own_{i}'] for i in range(len(file) - len(Row._fields))]
                         for file in files]
             given = list(run['flags'])
-        except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+            for flag in given:
+                if not isinstance(flag, str):
+                    raise TypeError(f'run.json: {flag} is no flag')
+        except (OSError, ValueError, KeyError, TypeError) as error:
             sys.exit(f'--replay={directory}: there is no order of a run ({error}). A run writes it '
                      'with --order_dir=.')
         if version != tf.__version__:

@@ -6,12 +6,15 @@ each placeholder.
 """
 
 import collections
+import functools
 import sys
 
 import numpy as np
 from tfdist.data import batches
 from tfdist.model import state
+from tfdist.scheme import graphs
 from tfdist.start.quiet import tf
+from constants import Constants
 
 
 def to_be_fed(dtype, shape):
@@ -73,20 +76,36 @@ class Iterators:
         """
         # Each worker's batches have a graph of their own, as in a run. A session prunes its whole
         # graph before its first run: with one graph for all workers, that takes time quadratic in
-        # their number.
-        self._next = []
+        # their number, and as much memory.
+        self._next, data = [], Constants()
         for make_own in make:
             with tf.Graph().as_default() as graph:
                 tf.set_random_seed(seed)
                 nest = make_own()
                 fetches = tf.nest.flatten(nest, expand_composites=True)
                 begin = tf.tables_initializer()  # it initializes the iterator
-            session = tf.Session(graph=graph, config=tf.ConfigProto(
-                intra_op_parallelism_threads=1, inter_op_parallelism_threads=1))
-            session.run(begin)
-            self._next.append(session.make_callable(fetches))
+            graph, fed = data.taken_out(graph)
+            self._next.append(self._reader(graph, begin.name, [each.name for each in fetches], fed))
         self.placeholders = [to_be_fed(tensor.dtype, tensor.shape) for tensor in fetches]
         self.batches = tf.nest.pack_sequence_as(nest, self.placeholders, expand_composites=True)
+
+    @staticmethod
+    def _reader(graph, begin, fetches, fed):
+        """Returns a function that returns a worker's next batches, from a session of its own.
+
+        Args:
+          graph: `tf.Graph`.
+          begin: string, the name of the op that initializes the iterator.
+          fetches: list of strings, the names of the batches' tensors.
+          fed: dict of arrays, the data, by names of tensors.
+        """
+        session = tf.Session(graph=graph, config=tf.ConfigProto(
+            intra_op_parallelism_threads=1, inter_op_parallelism_threads=1))
+        session.run(begin, fed)
+        used = {op.name for op in graphs.ancestors(map(graph.get_tensor_by_name, fetches))}
+        needed = [name for name in fed if name.partition(':')[0] in used]
+        return functools.partial(session.make_callable(fetches, needed),
+                                 *(fed[name] for name in needed))
 
     def next(self, worker):
         """Returns arrays, the worker's next batches."""

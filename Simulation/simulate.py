@@ -17,6 +17,7 @@ from clock import Clock
 from crew import Crew
 import description
 from events import Events
+import given
 import lives
 from player import Player
 from record import Record
@@ -26,12 +27,13 @@ import shards
 import timeline
 
 FLAGS = flags.FLAGS
+_BY_WORKER = 'straggler', 'join_at', 'leave_at'  # flags of programs: worker:number[,...]
 flags.DEFINE_string('scheme', None, 'a folder of the collection, such as AGN, or the path of one')
 flags.DEFINE_string('cluster', 'ethernet', 'a file in JSON that describes the cluster, or the name '
                     'of one in the folder clusters; flags override it')
 flags.DEFINE_integer('local_steps', None, 'of all workers together; in place of --train_steps',
                      lower_bound=1)
-flags.DEFINE_integer('tests', 10, 'how many tests the run has', lower_bound=1)
+flags.DEFINE_integer('tests', 10, 'how many tests the run has: more at first', lower_bound=1)
 flags.DEFINE_float('target', 0.95, 'test accuracy whose time is printed', lower_bound=0,
                    upper_bound=1)
 flags.DEFINE_string('csv', None, 'file for the figures of each test')
@@ -41,8 +43,9 @@ flags.DEFINE_string('timeline_from', '0s', 'the virtual time at which the pictur
 # The cluster; description.py parses these, and has their defaults.
 flags.DEFINE_string('workers', None, 'how many there are')
 flags.DEFINE_string('ps', None, 'how many parameter servers there are')
-flags.DEFINE_list('step', [], 'time of a local step: 2ms, lognormal:MEAN:SIGMA, pareto:LEAST:INDEX '
-                  'or trace:FILE; workers take several, separated by commas, in turn')
+flags.DEFINE_list('step', [], 'time of a local step: 2ms, lognormal:MEAN:SIGMA, '
+                  'pareto:LEAST:INDEX, trace:FILE or drawn:FILE; workers take several, separated '
+                  'by commas, in turn')
 flags.DEFINE_string('cores', None, 'how many processors all tasks share; default: one each')
 flags.DEFINE_string('exchange', None, 'time of a pull and a push together, beyond that on links; '
                     'in a ring, of its beginning and end')
@@ -138,16 +141,22 @@ class Simulation:
                              FLAGS.tests, lambda step: self.crew.reach(step), FLAGS.target,
                              self.timeline, self._events)
         delays = [training_flags.straggler_delay(worker) for worker in range(number)]
+        for name in _BY_WORKER:
+            if name in FLAGS:
+                for part in FLAGS[name].value:
+                    cluster.check_worker(name, int(part.partition(':')[0]))
         self.life = kind(self.clock, cluster, self.player, self.record, delays, FLAGS.seed)
         self.crew = Crew(self.clock, cluster, self.life, FLAGS.seed, at_steps)
 
     def run(self):
         """Trains and prints the results; returns the figures of the last test."""
+        self.record.begin(self.cluster.words(without=self.life.network.ignores))
         self.clock.run(self.record.goes_on)
         if self.record.goes_on():
             sys.exit(f'Nothing happens after {self.clock.now:.3g} s, at step {self.record.step}: '
                      f'{self.life.stands()}.')
-        return self.record.done(dict(self.life.travels.shares(), **self.life.processors.shares()))
+        return self.record.done(dict(self.life.travels.shares(), **self.life.processors.shares()),
+                                self.cluster.workers)
 
     def write(self):
         """Writes the files that flags name."""
@@ -164,7 +173,7 @@ class Simulation:
 
 
 def _check_flags():
-    """Ends the program if a flag would have no effect."""
+    """Ends the program if a flag is of something else; see also `given`."""
     if FLAGS.order_dir:
         sys.exit('--order_dir: a real run writes its order, a simulation has no other one.')
     for name in ('until', 'look_at', 'without', 'center'):
@@ -194,10 +203,18 @@ def _check_files():
 
 def repeat():
     """Repeats the run that --replay names."""
-    player = make_player(program, order.workers, of_model=shards.in_the_order_of_a_run)
-    repeated = replay.Replay(player, order, FLAGS.without)
-    repeated.run(FLAGS.until)
-    repeated.say(order.name, FLAGS.look_at)
+    # What the real run was given may be of use to real runs only.
+    words = {word.lstrip('-').partition('=')[0] for word in order.flags}
+    its_own = [name for name in FLAGS if words & {name, f'no{name}'}]
+    with given.refused_in_vain('a replay', ['histogram', 'board', 'timeline', 'timeline_from'],
+                               its_own):
+        _check_files()
+        prepare()
+        player = make_player(program, order.workers, of_model=shards.in_the_order_of_a_run)
+        repeated = replay.Replay(player, order, FLAGS.without)
+        until, look_at = FLAGS.until, FLAGS.look_at
+    repeated.run(until)
+    repeated.say(order.name, look_at)
     if FLAGS.csv:
         repeated.write(FLAGS.csv)
     if FLAGS.center:
@@ -209,13 +226,16 @@ def main(_):
     if not program:
         sys.exit(f'--scheme= is missing: one of {", ".join(schemes.folders())}, or a path.')
     _check_flags()
-    _check_files()
-    prepare()
     if order:
         repeat()
         return
-    began = time.time()
-    simulation = Simulation(FLAGS.scheme, program, cluster())
+    ignored = []
+    with given.refused_in_vain(f'a simulation of {FLAGS.scheme}', ignored):
+        _check_files()
+        prepare()
+        began = time.time()
+        simulation = Simulation(FLAGS.scheme, program, cluster())
+        ignored += simulation.life.network.ignores
     started = time.time()
     simulation.run()
     wall = time.time() - started

@@ -5,6 +5,7 @@ x - m. What a worker does is known from the equations, see `test_seam`.
 """
 
 import collections
+import contextlib
 import gc
 import json
 import os
@@ -26,10 +27,12 @@ from tfdist.start.quiet import tf
 
 from clock import Clock, Queue, Signal
 from conftest import load_program, ROOT
+import constants
 from crew import Crew
 import description
 from events import Events
 import experiments
+import given
 import links
 import lives
 from player import Player
@@ -276,6 +279,32 @@ def test_with_backups_the_chief_completes_steps_in_runs_of_their_own(toy):
     backup = toy('Synchronous-SGD', 2, changes=dict(replicas_to_aggregate=1),
                  **dict(times, latency=['1ms', '0ms']))
     assert backup.clock.now == pytest.approx(1.1e-3 + 19 * 2e-3)
+
+
+@pytest.mark.parametrize('workers', [2, 8])
+def test_a_worker_hears_of_a_step_one_latency_after_it_is_complete(toy, workers):
+    """Pull in two latencies and push in one; the ps add the pushes one by one, and update."""
+    latency, update, secs = 1e-3, 0.4e-3, [3e-3, 3.7e-3]
+    one = toy('Synchronous-SGD', workers, train_steps=5, step=['3ms', '3.7ms'], latency=['1ms'],
+              update='0.4ms')
+    pulled, now = [], 0.
+    for _ in range(5):
+        pulled += [now + latency] * workers
+        free = 0.
+        for arrives in sorted(now + 3 * latency + secs[worker % 2] for worker in range(workers)):
+            free = max(free, arrives) + update
+        complete = free + update
+        now = complete + latency
+    assert [time for time, _, what in one.exchanges if what == 'pulls'] == pytest.approx(pulled)
+    assert one.clock.now == pytest.approx(complete)
+
+
+def test_the_token_of_a_late_worker_is_there(toy):
+    """Worker 1 comes 3 ms after the step: it hears of both at once, after one latency."""
+    one = toy('Synchronous-SGD', 2, train_steps=8, step=['4ms', '7ms'], latency=['1ms'],
+              changes=dict(replicas_to_aggregate=1))
+    assert [time for time, worker, what in one.exchanges if what == 'pulls' and worker][:3] == (
+        pytest.approx([1e-3, 12e-3, 23e-3]))
 
 
 # The scheme itself.
@@ -552,7 +581,7 @@ def test_a_copied_folder_with_such_an_attribute(simulate, tmp_path, folder, line
     if complaint:
         assert status == 1 and len(err) == 1 and re.match(complaint, err[0]), err
     else:
-        assert status == 0 and not err and 'did 300 local steps' in out[2]
+        assert status == 0 and not err and 'did 300 local steps' in out[3]
 
 
 @pytest.mark.parametrize('name', ['tickets', 'other'])
@@ -791,6 +820,35 @@ def test_there_are_no_more_tests_than_steps(toy):
     assert Record(None, record._clock, 3, 1, dict, 10 ** 6)._test_at == [1, 2, 3]
 
 
+def test_tests_are_often_at_first(toy):
+    record = toy('HogWild', 1).record
+    assert Record(None, record._clock, 1000, 1, dict, 10)._test_at == [
+        10, 40, 90, 160, 250, 360, 490, 640, 810, 1000]
+
+
+@pytest.mark.parametrize('accuracies, step, said', [
+    ([.5, .8, 1., .9], 4 + 5 / 2, '90% after 6 steps, 65 examples, 13 s, between the tests at 4 '
+     'and 9'),
+    ([.95, .8, 1., .9], 1, '90% after 1 steps, 10 examples, 2 s, the first test'),
+    ([.5, .6, .7, .9], 16, '90% after 16 steps, 160 examples, 32 s, between the tests at 9 and 16'),
+    ([.5, .6, .7, .8], None, '90% in none of the 4 tests: the run ends with 16 local steps, 8 by '
+     'each worker, and --local_steps= makes it longer')])
+def test_when_the_target_is_reached(capsys, accuracies, step, said):
+    """On a straight line between two tests; here a step takes 2 s."""
+    clock, left = types.SimpleNamespace(now=0.), list(accuracies)
+    record = Record('toy', clock, 16, 10, lambda: {'accuracy': left.pop(0)}, 4, target=0.9)
+    while record.goes_on():
+        clock.now += 2
+        record.add({}, 1)
+        record.reach(record.step + 1)
+    record.done({}, 2)
+    found = record.reached_target
+    assert (found and found['step']) == pytest.approx(step)
+    if step:
+        assert (found['examples'], found['seconds']) == pytest.approx((10 * step, 2 * step))
+    assert capsys.readouterr().out.splitlines()[-1] == f'toy: {said}'
+
+
 # Batches.
 
 def test_each_worker_reads_its_own_shard():
@@ -840,6 +898,56 @@ def test_a_model_with_its_own_batches_reads_them_in_the_order_of_a_run():
                 assert (value == same).all()
 
 
+POINTS = np.random.RandomState(3).randn(4000, 10).astype(np.float32)
+
+
+def of_large_data(batch_size, count, shard, num_shards, seed):
+    """Batches of whole data in each graph: by a dataset, as a constant, and by Python."""
+    points = tf.data.Dataset.from_tensor_slices((POINTS, np.arange(4000)))
+    points = points.shard(num_shards, shard).shuffle(50, seed=seed).repeat()
+    iterator = tf.data.make_initializable_iterator(points.batch(batch_size * count))
+    tf.add_to_collection(tf.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
+    images, places = iterator.get_next()
+    return [(images[i::count], tf.gather(tf.constant(POINTS), places[i::count]))
+            for i in range(count)]
+
+
+def by_python(*args):
+    """As `of_large_data`, by a function of Python."""
+    return [(images, tf.py_func(lambda same: same + 0, [same], tf.float32))
+            for images, same in of_large_data(*args)]
+
+
+@pytest.mark.parametrize('train_batches, kept', [(of_large_data, 1), (by_python, 0)])
+def test_large_data_are_kept_once(monkeypatch, train_batches, kept):
+    """Not once in the graph of each worker; and what is read is the same, to the bit."""
+    def read(arrays_are_kept):
+        sizes = []
+
+        def reader(graph, begin, fetches, fed):
+            sizes.append((graph.as_graph_def().ByteSize(), {id(array) for array in fed.values()
+                                                            if array.dtype == np.float32}))
+            return of_graph(graph, begin, fetches, fed)
+
+        of_graph = shards.Iterators._reader
+        with monkeypatch.context() as patched, tf.Graph().as_default():
+            patched.setattr(shards.Iterators, '_reader', staticmethod(reader))
+            if not arrays_are_kept:
+                patched.setattr(constants, '_LARGE', 2 ** 30)
+            source = shards.of_model(types.SimpleNamespace(train_batches=train_batches), 4, 3,
+                                     [(0, 2), (1, 2)], [7, 7])
+            return [[array.tobytes() for array in source.next(worker)]
+                    for worker in (0, 1, 1, 0)], sizes
+
+    (with_them, sizes), (without, whole) = read(True), read(False)
+    assert with_them == without and with_them[0] != with_them[1]
+    assert all(images == same for one in with_them for images, same in zip(one[::2], one[1::2]))
+    assert min(size for size, _ in whole) > POINTS.nbytes
+    assert (max(size for size, _ in sizes) < POINTS.nbytes / 2) == bool(kept)
+    assert [len(arrays) for _, arrays in sizes] == [kept] * 2
+    assert sizes[0][1] == sizes[1][1], 'both workers have the same array'
+
+
 # The description.
 
 def test_a_description():
@@ -860,10 +968,42 @@ def test_presets_are_whole(preset):
 def test_times_have_the_means_that_they_say(tmp_path):
     random = np.random.RandomState(1)
     (tmp_path / 'trace').write_text('1ms\n3ms\n', encoding='utf-8')
-    for text, mean in [('2ms', 2), ('lognormal:2ms:0.5', 2), ('pareto:1ms:3', 1.5), ('trace:trace',
-                                                                                     2)]:
+    for text, mean in [('2ms', 2), ('lognormal:2ms:0.5', 2), ('pareto:1ms:3', 1.5),
+                       ('trace:trace', 2), ('drawn:trace', 2)]:
         times = description.Times(text, tmp_path)
         assert times.draw(random, 100000) / 100 == pytest.approx(mean, rel=0.02), text
+
+
+def test_a_trace_is_followed_in_its_order(toy, tmp_path):
+    """Its bursts stay bursts; workers that share it begin at even distances, and go on by it."""
+    path = tmp_path / 'trace'
+    path.write_text('1ms 2ms 3ms 40ms 50ms 6ms', encoding='utf-8')
+    one = toy('HogWild', 3, train_steps=9, step=[f'trace:{path}'])
+    pushed = [(round(1e3 * time), worker) for time, worker, what in one.exchanges
+              if what == 'pushes']
+    assert pushed == [(1, 0), (3, 1), (3, 0), (6, 0), (43, 1), (46, 0), (50, 2), (56, 2), (57, 2)]
+    times = [description.Times(f'trace:{path}'), description.Times(f'drawn:{path}')]
+    random = np.random.RandomState(1)
+    drawn = [[round(1e3 * each.draw(random, 2)) for _ in range(3)] for each in times]
+    assert drawn[0] == [3, 43, 56] != drawn[1]
+
+
+def test_a_time_at_which_workers_die_may_be_of_a_trace(tmp_path):
+    """To look at it is not to follow it."""
+    (tmp_path / 'trace').write_text('1ms 2ms 3ms', encoding='utf-8')
+    cluster = description.Cluster(die_every=f'trace:{tmp_path / "trace"}')
+    assert cluster.die_every.draw(None, 1) == 1e-3
+
+
+@pytest.mark.parametrize('said, without, words', [
+    (dict(), (), 'step lognormal:2ms:0.1, latency 30us, bandwidth 10Gbit, ps_bandwidth 10Gbit, '
+     'update 50us (ethernet); workers 8, ps 1 (default)'),
+    (dict(bandwidth=['1Gbit', '2Gbit'], workers='3', hop='1ms'), ('update', 'ps'),
+     'workers 3, hop 1ms, bandwidth 1Gbit,2Gbit (flags); step lognormal:2ms:0.1, latency 30us, '
+     'ps_bandwidth 10Gbit (ethernet)')])
+def test_a_cluster_in_words(said, without, words):
+    """What a flag leaves as it was in the file is told as the file's."""
+    assert description.Cluster('ethernet', **said).words(without) == words
 
 
 @pytest.mark.parametrize('said, complaint', [
@@ -872,7 +1012,10 @@ def test_times_have_the_means_that_they_say(tmp_path):
     (dict(step=['-1ms']), '--step: -1 is no number of at least 0.'),
     (dict(step=['1h']), '--step: 1h is no time, such as 2ms.'),
     (dict(step=['normal:1:2']), '--step: there is no distribution normal; there are constant, '
-     'lognormal, pareto and trace.'),
+     'lognormal, pareto, trace and drawn.'),
+    (dict(step=['2']), '--step: 2 has no unit: give 2s, 2ms or 2us.'),
+    (dict(bandwidth=['1e9']), '--bandwidth: 1e9 has no unit: give 1e9bit, 1e9kbit, 1e9Mbit or '),
+    (dict(die=['3:10']), '--die: 10 has no unit: give 10s, 10ms or 10us.'),
     (dict(step=['pareto:1ms']), '--step: pareto takes 2 numbers, not 1.'),
     (dict(step=['pareto:1ms:0']), '--step: 0 is no number above 0.'),
     (dict(step=['trace:/dev/stdin/none']), '--step: /dev/stdin/none cannot be read (Not a '),
@@ -882,8 +1025,7 @@ def test_times_have_the_means_that_they_say(tmp_path):
     (dict(parameters='-1MB'), '--parameters: -1 is no number above 0.'),
     (dict(parameters='much'), '--parameters: much is no size, such as 100MB.'),
     (dict(bandwidth=['0']), '--bandwidth: 0 is no number above 0.'),
-    (dict(bandwidth=['fast']), '--bandwidth: fast is no bandwidth, such as 10Gbit, or bytes in a '
-     'second.'),
+    (dict(bandwidth=['fast']), '--bandwidth: fast is no bandwidth, such as 10Gbit.'),
     (dict(latency=['nan']), '--latency: nan is no time, such as 2ms.'),
     (dict(die=['3']), '--die: 3 is not of the form worker:time, such as 3:10s.'),
     (dict(die=['8:1s']), '--die: there is no worker 8; there are 8, from 0.'),
@@ -907,6 +1049,8 @@ def test_what_is_wrong_in_a_description(said, complaint):
     ('{"update": ["1ms", "2ms"]}', "update: ['1ms', '2ms'] is no time, such as 2ms."),
     ('{"step": "trace:mine.json"}', 'mine.json: {"step": is no time, such as 2ms.'),
     ('{"step": 3', 'it is no JSON ('),
+    ('{"step": "1ms", "ps": 2, "step": "2ms"}', 'it has "step" twice.'),
+    ('{"update": 0.5}', 'update: 0.5 has no unit: give 0.5s, 0.5ms or 0.5us.'),
     ('[3]', 'it has to be an object, {"workers": 8, ...}.'),
 ])
 def test_what_is_wrong_in_a_file(tmp_path, text, complaint):
@@ -942,14 +1086,19 @@ def test_the_program(simulate, tmp_path):
         runs.append((out[:-1], path.read_text(encoding='utf-8')))
     assert runs[0] == runs[1]
     out, curve = runs[0]
-    assert len(out) == 7 and out[0] == 'AGN: starts at step 0 of 200'
-    assert re.fullmatch(r'AGN: step 100 of 200, loss \d\.\d+, accuracy 0\.\d+, staleness \d\.\d '
+    assert len(out) == 8 and out[1] == 'AGN: starts at step 0 of 200'
+    assert out[0] == ('AGN: cluster: workers 4 (flags); step lognormal:2ms:0.1, latency 30us, '
+                      'bandwidth 10Gbit, ps_bandwidth 10Gbit, update 50us (ethernet); ps 1 '
+                      '(default)')
+    out = out[1:]
+    assert re.fullmatch(r'AGN: step 50 of 200, loss \d\.\d+, accuracy 0\.\d+, staleness \d\.\d '
                         r'\(max \d\), test accuracy 0\.\d+, \d+ steps/s, 0\.\d+ s', out[1])
     assert re.fullmatch(r'AGN: staleness of 50% at most 3, 90% at most \d, 99% at most \d', out[4])
     assert float(re.match(r'AGN: test accuracy (\S+) after 200 steps', out[5])[1]) > 0.9
-    assert re.fullmatch(r'AGN: 90% after [12]00 steps, \d+ examples, 0\.\d+ s', out[6])
+    assert re.fullmatch(r'AGN: 90% after \d+ steps, \d+ examples, 0\.\d+ s, '
+                        r'(the first test|between the tests at 50 and 200)', out[6])
     assert [row.split(',')[:2] for row in curve.splitlines()] == [
-        ['step', 'examples'], ['100', '32000'], ['200', '64000']]
+        ['step', 'examples'], ['50', '16000'], ['200', '64000']]
 
 
 @pytest.mark.parametrize('arguments, complaint', [
@@ -972,10 +1121,37 @@ def test_the_program(simulate, tmp_path):
     (['--scheme=HogWild', '--timeline=a.json'], '--timeline=a.json: the name of a picture ends '),
     (['--scheme=HogWild', '--without=3'], '--without: that is of --replay=, which is missing.'),
     (['--scheme=HogWild', '--order_dir=order'], '--order_dir: a real run writes its order, a '),
+    (['--scheme=HogWild', '--model_dir=here', '--notes_dir=here', '--eval_every_secs=9',
+      '--save_checkpoint_secs=9', '--worker_hosts=a:1,b:1', '--hop=1ms', '--seed=2'],
+     '--eval_every_secs, --hop, --model_dir, --notes_dir, --save_checkpoint_secs, --worker_hosts: '
+     'a simulation of HogWild has no use for them.'),
+    (['--scheme=HogWild', '--straggler=99:1'], '--straggler: there is no worker 99; there are 8, '),
 ])
 def test_complaints_of_the_program(simulate, arguments, complaint):
     status, _, err = simulate(*arguments)
     assert status == 1 and len(err) == 1 and err[0].startswith(complaint), err
+
+
+@pytest.mark.parametrize('arguments, these, but, complaint', [
+    (['--read=3'], [], [], ''),
+    (['--read=3', '--not_read=4'], [], [], '--not_read: nobody has no use for it.'),
+    (['--noswitch', '--not_read=4'], [], [], '--not_read, --switch: nobody has no use for them.'),
+    (['--not_read=4'], [], ['not_read'], ''),
+    (['--read=3'], ['read'], [], '--read: nobody has no use for it.')])
+def test_flags_in_vain(monkeypatch, arguments, these, but, complaint):
+    """Those that are given, and that nothing reads."""
+    given_flags = flags.FlagValues()
+    for name in 'read', 'not_read':
+        flags.DEFINE_integer(name, 1, 'a number', flag_values=given_flags)
+    flags.DEFINE_boolean('switch', True, 'a switch', flag_values=given_flags)
+    given_flags(['program', *arguments])
+    monkeypatch.setattr(given, 'FLAGS', given_flags)
+    value = flags.Flag.value
+    with (pytest.raises(SystemExit, match=f'^{complaint}$') if complaint else
+          contextlib.ExitStack()):
+        with given.refused_in_vain('nobody', these, but):
+            assert given_flags.read in (1, 3)
+    assert flags.Flag.value is value
 
 
 def test_all_folders_with_workers_are_found():
@@ -1026,5 +1202,5 @@ def test_a_user_s_own_folder(simulate, tmp_path):
                      encoding='utf-8')
     status, out, err = simulate(f'--scheme={tmp_path / "Mine"}', '--workers=3',
                                 '--train_steps=300', '--tests=1')
-    assert status == 0 and not err and 'Mine: did 300 local steps' in out[2]
+    assert status == 0 and not err and 'Mine: did 300 local steps' in out[3]
 

@@ -1,6 +1,7 @@
 """Replay: a real run writes its order of pulls and pushes, and is repeated from that alone."""
 
 import csv
+import gc
 import json
 import re
 import shutil
@@ -16,6 +17,7 @@ from tfdist.start.quiet import tf
 
 from conftest import load_program, ROOT
 from processes import Programs, warm_python
+import replay
 from test_seam import AT_ONCE, defaults, ONE_BY_ONE
 
 SAID = re.compile(r'\w[\w-]+: each loss is that of the run, (to the bit|but for (?P<by>\S+) of it)')
@@ -62,6 +64,16 @@ def run_once(tmp_path_factory):
 def recorded(run_once, tmp_path):
     """A copy of it, to do anything with."""
     return shutil.copytree(str(run_once), str(tmp_path / 'copy')) and tmp_path / 'copy'
+
+
+def order_of_two_updates(directory, **changes):
+    """Writes what two workers record of which each makes an update; changes are of run.json."""
+    run = dict(workers=2, folder='HogWild', tensorflow=tf.__version__, flags=[])
+    (directory / 'run.json').write_text(json.dumps(dict(run, **changes)), encoding='utf-8')
+    np.savez(directory / 'start.npz', x=np.ones(3))
+    for worker in range(2):
+        np.savez(directory / f'worker-{worker}.npz', pulled=[worker], step=[worker + 1],
+                 dropped=[False], loss=[1.], at=[0.])
 
 
 def change(directory, worker, function):
@@ -168,6 +180,30 @@ def test_no_order(programs, tmp_path):
 def test_an_order_that_cannot_be_read(recorded, programs, name, text):
     (recorded / 'order' / name).write_text(text, encoding='utf-8')
     repeat(programs, recorded).fails('there is no order of a run')
+
+
+@pytest.mark.parametrize('damage, complaint', [
+    (lambda data: data[:len(data) // 2], 'worker-1.npz: File is not a zip file'),
+    (lambda data: re.sub(b'(PK\x01\x02.{6}).', b'\\1c', data, flags=re.DOTALL),  # no such method
+     'worker-1.npz: .*compression'),
+    (lambda data: b'', 'worker-1.npz: File is not a zip file')])
+def test_a_file_of_an_order_that_is_damaged(tmp_path, capfd, damage, complaint):
+    """One line, of which file; numpy adds nothing to it."""
+    order_of_two_updates(tmp_path)
+    path = tmp_path / 'worker-1.npz'
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(SystemExit, match=f'there is no order of a run .{complaint}'):
+        replay.Order(tmp_path)
+    gc.collect()
+    assert capfd.readouterr().err == ''
+
+
+def test_a_flag_of_an_order_that_is_a_number(tmp_path):
+    order_of_two_updates(tmp_path, flags=['--seed=2', 3])
+    with pytest.raises(SystemExit, match='there is no order of a run .run.json: 3 is no flag'):
+        replay.Order(tmp_path)
+    order_of_two_updates(tmp_path, flags=['--seed=2'])
+    assert replay.Order(tmp_path).flags == ['--seed=2']
 
 
 def test_an_order_is_not_written_over(recorded, programs):
