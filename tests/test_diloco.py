@@ -12,7 +12,7 @@ from tfdist.scheme import graphs
 from tfdist.scheme.toy import Problem
 
 import test_synchronous
-from test_synchronous import Call, together
+from test_synchronous import Call, join, together
 
 workers = test_synchronous.workers  # a fixture
 NESTEROV, HEAVY_BALL = 'nesterov', 'heavy_ball'
@@ -50,7 +50,9 @@ def outer(learning_rate, momentum, form=NESTEROV, **changes):
 ], ids=str)
 def test_worked_numbers(workers, ms, changes, centers):
     made = workers('DiLoCo', ms, steps=len(centers), **changes)
-    assert [together(made) for _ in centers] == pytest.approx(centers, rel=1e-5, abs=2e-6)
+    # Adam's correction of the bias is float32, as in TensorFlow's optimizer.
+    far = 5e-5 if 'inner' in changes else 2e-6
+    assert [together(made) for _ in centers] == pytest.approx(centers, rel=0, abs=far)
 
 
 @pytest.mark.parametrize('form', [NESTEROV, HEAVY_BALL])
@@ -150,5 +152,5 @@ def test_a_run_that_is_resumed_has_its_velocity(workers, tmp_path):
         'global_step', 'x0', 'x0/Momentum']
     savers[1].restore(after[0].session, path)
     for worker in after:
-        worker.begin_again()
+        join(worker)
     assert [together(after) for _ in range(2)] == expected[2:]

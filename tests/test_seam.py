@@ -446,14 +446,14 @@ class OuterMomentum(Sgd):
         if self.inner == 'sgd':
             return RATE * self.window(pulled, m)
         betas, x = np.float32([0.9, 0.999]), pulled
-        first, second, t = self.own[worker]
-        for t in t + 1, t + 2:
+        first, second, done = self.own[worker]
+        for t in range(done + 1, done + 1 + WINDOW):
             first = 0.9 * first + 0.1 * (x - m)
             second = 0.999 * second + 0.001 * (x - m) ** 2
             left = 1 - betas ** np.float32(t)  # float32, as TensorFlow has it
             step = float(np.sqrt(left[1]) / left[0]) * first / (np.sqrt(second) + 1e-8)
             x = x - RATE * (step + self.inner_weight_decay * x)
-        self.own[worker] = first, second, t
+        self.own[worker] = first, second, done + WINDOW
         return pulled - x
 
     def push(self, worker, pulled, pushed, staleness):
