@@ -703,7 +703,8 @@ def test_dtypes(player, folder, changes):
         played = player(folder, [-2.], [[1., 3.], [2., -1.], [[3.]]], dtypes, **changes)
         test_seam.train(played, 3)
         numbers.append(test_seam.flat(played.center()))
-    assert numbers[1] == pytest.approx(numbers[0], rel=1e-2)
+    # Where float16 starts, at 3, its numbers are 0.002 apart.
+    assert numbers[1] == pytest.approx(numbers[0], rel=1e-2, abs=4e-3)
     assert numbers[1][:4] == pytest.approx(numbers[0][:4], rel=1e-2)
 
 
