@@ -17,8 +17,9 @@ SOME = 64  # workers, with stragglers and with heavy tails
 CLUSTERS = 'ethernet', 'sites'
 STEPS = {'none': '', 'stragglers': ','.join(['2ms'] * 9 + ['10ms']), 'tails': 'pareto:1ms:2'}
 FACTOR, FARTHEST = 3, 8  # of the grid of step sizes; and its largest exponent
-# Step sizes of another kind than that of SGD: those of Adagrad, and of Adam.
-RATES = {'DOWNPOUR': ('server_learning_rate', 0.05), 'Distributed-MNIST': ('learning_rate', 0.001)}
+# Step sizes of another kind than that of SGD: those of Adagrad, of AdamW, and of Adam.
+RATES = {'DOWNPOUR': ('server_learning_rate', 0.05), 'DiLoCo': ('learning_rate', 0.01),
+         'Distributed-MNIST': ('learning_rate', 0.001)}
 RATE = 'learning_rate', 0.1
 # Folders that make the updates of another one, whose step size is tuned; theirs is the fixed one.
 ALIKE = {'Distributed-Setup': 'HogWild', 'Elastic-Workers': 'HogWild',

@@ -14,7 +14,7 @@ FAMILIES = {
     'asynchronous, in each step': ['HogWild', 'DC-ASGD', 'SSP', 'Distributed-MNIST'],
     'asynchronous, in windows': ['AGN', 'DynSGD', 'DOWNPOUR', 'DOWNPOUR-Easy'],
     'elastic averaging': ['AEASGD', 'AEAMSGD'],
-    'synchronous': ['Synchronous-SGD', 'Ring-AllReduce', 'Local-SGD', 'SAGN']}
+    'synchronous': ['Synchronous-SGD', 'Ring-AllReduce', 'Local-SGD', 'DiLoCo', 'SAGN']}
 GUIDED = 4, 16, 64, 256, 1024
 DISTURBED = {'none': 'none', 'stragglers': 'a tenth five times slower', 'tails': 'heavy tails'}
 NEAR = 0.005  # of the accuracy: one image of the test

@@ -26,7 +26,7 @@ FOLDERS = {
                                  'AEAMSGD'],
     'synchronous': ['Synchronous-SGD', 'Ring-AllReduce', 'Local-SGD', 'SAGN',
                     'Synchronous-SGD-different-learning-rates', 'In-Graph-Replication',
-                    'Model-Parallel']}
+                    'Model-Parallel', 'DiLoCo']}
 
 
 def look_of(folder):

@@ -149,7 +149,7 @@ def test_what_the_study_concludes():
     tuned = [name for name in schemes.folders() if name not in study_cases.ALIKE]
     assert max(fixed(name, 32) for name in ('HogWild', 'DC-ASGD', 'SSP')) < study_cases.LEARNS
     assert {name for name in tuned if fixed(name, 128) > 0.9} == {
-        'Local-SGD', 'Synchronous-SGD', 'Ring-AllReduce', 'DynSGD'}
+        'Local-SGD', 'DiLoCo', 'Synchronous-SGD', 'Ring-AllReduce', 'DynSGD'}
     assert min(seconds(name, 64) for name in tuned) > min(seconds(name, 16) for name in tuned)
 
 

@@ -460,6 +460,12 @@ class SumTogether(Sum):
     at_once = True
 
 
+class SumTogetherWithMomentum(SumTogether):
+    def push(self, pushed, x, staleness=0):
+        self.velocity = MOMENTUM * self.velocity + pushed
+        self.center = self.center + 0.75 * (pushed + MOMENTUM * self.velocity)
+
+
 class Mean(Sum):
     def compute(self, worker, x, step):
         return super().compute(worker, x, step) / WINDOW
@@ -527,7 +533,8 @@ def table():
 
 IN_NUMPY = {
     'AEAMSGD': ReplicaWithMomentum, 'AEASGD': Replica, 'AGN': Mean, 'DC-ASGD': Corrected,
-    'DOWNPOUR': Adagrad, 'DOWNPOUR-Easy': Sum, 'Distributed-MNIST': Numpy,
+    'DOWNPOUR': Adagrad, 'DOWNPOUR-Easy': Sum, 'DiLoCo': SumTogetherWithMomentum,
+    'Distributed-MNIST': Numpy,
     'Distributed-MNIST with `--is_sync`': Together, 'Distributed-Setup': Numpy,
     'DynSGD': LessIfStale, 'Elastic-Workers': Numpy, 'HogWild': Numpy,
     'In-Graph-Replication': Together, 'In-Graph-Replication with `--mode=async`': Numpy,
@@ -561,7 +568,8 @@ def momentum(monkeypatch):
 
 SETTINGS = dict(batch_size=16, accumulate=2, communication_window=WINDOW, n_fetch=WINDOW,
                 n_push=WINDOW, lambda_0=0.125, moving_rate=0.25, momentum=MOMENTUM,
-                server_learning_rate=0.125, initial_accumulator_value=0.25)
+                server_learning_rate=0.125, initial_accumulator_value=0.25,
+                outer_learning_rate=0.75, outer_momentum=MOMENTUM)
 
 
 @pytest.mark.usefixtures('momentum')
@@ -695,7 +703,8 @@ def test_dtypes(player, folder, changes):
         played = player(folder, [-2.], [[1., 3.], [2., -1.], [[3.]]], dtypes, **changes)
         test_seam.train(played, 3)
         numbers.append(test_seam.flat(played.center()))
-    assert numbers[1] == pytest.approx(numbers[0], rel=1e-2)
+    # Where float16 starts, at 3, its numbers are 0.002 apart.
+    assert numbers[1] == pytest.approx(numbers[0], rel=1e-2, abs=4e-3)
     assert numbers[1][:4] == pytest.approx(numbers[0][:4], rel=1e-2)
 
 

@@ -24,6 +24,8 @@ HPARAMS = {
     'Synchronous-SGD-different-learning-rates': dict(learning_rates=[]),
     'SAGN': dict(communication_window=2),
     'Local-SGD': dict(communication_window=2),
+    'DiLoCo': dict(communication_window=2, inner='sgd', inner_weight_decay=0., outer='nesterov',
+                   outer_learning_rate=1., outer_momentum=0.5),
 }
 BLOCKED = 0.5  # seconds; a step takes a hundredth of that
 
@@ -113,6 +115,7 @@ def join(worker):
     ('SAGN', {}, [5.75, 4.34375]),
     ('Local-SGD', dict(communication_window=1), [5, 3.5]),
     ('Local-SGD', {}, [3.5, 2.375]),
+    ('DiLoCo', {}, [1.25, 0.96875]),
 ])
 def test_two_workers_of_different_data(workers, folder, changes, centers):
     made = workers(folder, steps=2, **changes)
@@ -124,6 +127,7 @@ def test_two_workers_of_different_data(workers, folder, changes, centers):
     ('Synchronous-SGD-different-learning-rates', [4, 2]),
     ('SAGN', [5, 3.125]),
     ('Local-SGD', [2, 0.5]),
+    ('DiLoCo', [-1, -1.375]),
 ])
 def test_alone(workers, folder, centers):
     made = workers(folder, [0], steps=2)
@@ -280,7 +284,7 @@ def test_variables_of_any_shape_on_several_ps(workers, folder):
 
 @pytest.mark.parametrize('folder, window', [
     ('Synchronous-SGD', 1), ('Synchronous-SGD-different-learning-rates', 1), ('SAGN', 2),
-    ('Local-SGD', 2)])
+    ('Local-SGD', 2), ('DiLoCo', 2)])
 def test_a_run_moves_the_parameters_once_in_each_direction(workers, folder, window):
     """However long the window. Within 1 % and the few bytes of counters."""
     size = 250000
@@ -292,7 +296,7 @@ def test_a_run_moves_the_parameters_once_in_each_direction(workers, folder, wind
         assert parameters <= moved <= 1.01 * parameters
 
 
-@pytest.mark.parametrize('folder', ['SAGN', 'Local-SGD'])
+@pytest.mark.parametrize('folder', ['SAGN', 'Local-SGD', 'DiLoCo'])
 def test_a_window_is_as_many_fresh_gradients(workers, folder):
     worker, = workers(folder, [0])
     assert worker.window() == [8, 4]

@@ -17,7 +17,7 @@ from conftest import load_program
 from test_seam import at_once, CASES, defaults, in_turn, is_together
 
 ROWS, DIMENSION, BATCH = 7, 2, 4
-WHOLE = ['AEASGD', 'AEAMSGD', 'Ring-AllReduce']  # in these each worker has all
+WHOLE = ['AEASGD', 'AEAMSGD', 'DiLoCo', 'Ring-AllReduce']  # in these each worker has all
 KEPT = [case for case in CASES if case.values[0] not in WHOLE]
 
 

@@ -25,7 +25,8 @@ DRAWN = re.compile(r'timeline: drawn in line.png; line.json is its trace, for ht
 LEFT = re.compile(r'timeline: what worker \d did is in line.png.worker-\d.part.json; the worker '
                   r'that ends last draws the picture')
 PARAMETERS = 4 * 9610  # bytes, of the model of the folders
-SYNCHRONOUS = {'Synchronous-SGD', 'Synchronous-SGD-different-learning-rates', 'SAGN', 'Local-SGD'}
+SYNCHRONOUS = {'Synchronous-SGD', 'Synchronous-SGD-different-learning-rates', 'SAGN', 'Local-SGD',
+               'DiLoCo'}
 
 
 def event(kind, begin, end, task='worker 0', name='x', sent=0, sender='', clock=None):

@@ -6,6 +6,7 @@ whichever they ask the model for. Such a folder has no `plain.py`.
 
 from tfdist.checking import rules
 from tfdist.model import building
+from tfdist.scheme import local_rules
 from tfdist.start.quiet import tf
 
 
@@ -59,7 +60,8 @@ class Counterpart:
           asked: dict, see `Asked`.
         """
         if 'local_rule' in asked:
-            return rules.as_optimizer(model.local_rule(rate), rate)
+            otherwise, kwargs = asked['local_rule']
+            return rules.as_optimizer(model.local_rule(rate) or otherwise(rate, **kwargs), rate)
         if 'optimizer' in asked:
             otherwise, kwargs = asked['optimizer']
             return model.optimizer(rate) or otherwise(rate, **kwargs)
@@ -70,7 +72,7 @@ class Asked(building.Network):
     """A network that notes what a scheme asks it for.
 
     Attributes:
-      asked: dict; has 'local_rule' if the scheme asks for the model's rule; and 'optimizer' if it
+      asked: dict; has 'local_rule' if the scheme asks for the model's rule, and 'optimizer' if it
         asks for an optimizer: a class, and its arguments by name, for a model that has none.
     """
 
@@ -78,10 +80,10 @@ class Asked(building.Network):
         super().__init__(*args, **kwargs)
         self.asked = {}
 
-    def local_rule(self, learning_rate):
+    def local_rule(self, learning_rate, otherwise=local_rules.Sgd, **kwargs):
         """See `building.Network`."""
-        self.asked['local_rule'] = True
-        return super().local_rule(learning_rate)
+        self.asked['local_rule'] = otherwise, kwargs
+        return super().local_rule(learning_rate, otherwise, **kwargs)
 
     def optimizer(self, learning_rate, otherwise=tf.train.GradientDescentOptimizer, clips=False,
                   **kwargs):

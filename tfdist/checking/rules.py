@@ -8,11 +8,11 @@ def as_optimizer(rule, rate):
     """Returns the `tf.train.Optimizer` that has the equations of a rule.
 
     Args:
-      rule: `local_rules.Rule`, or None for plain SGD.
+      rule: `local_rules.Rule`.
       rate: float or scalar tensor, the learning rate.
     """
-    kind, known = type(rule), vars(rule) if rule else {}
-    if rule is None or kind is local_rules.Sgd:
+    kind, known = type(rule), vars(rule)
+    if kind is local_rules.Sgd:
         return tf.train.GradientDescentOptimizer(rate)
     if kind in (local_rules.Momentum, local_rules.Nesterov):
         return tf.train.MomentumOptimizer(rate, known['_momentum'],

@@ -66,7 +66,8 @@ class Seam:
       complete: tensor that makes a step of what all have pushed; it blocks until enough workers
         have. None if each push is an update by itself.
       finish: dict of tensors that takes the place of `push` in training and waits until the step is
-        complete; None if there is nothing to wait for.
+        complete; None if there is nothing to wait for. If it has the figures of `computed`, too, it
+        takes their place, and updates `own` at another time.
       own: list of `tf.Variable` that this worker keeps from one run to the next.
       sums: list of tensors, sums of `pushed` over all workers, which `push` waits for; empty if
         the workers do not sum up among themselves.
@@ -141,7 +142,9 @@ class Seam:
         if network.own:
             self.own = self.own + network.own.variables
             with tf.control_dependencies([network.own.push()]):
-                self.computed['loss'] = tf.identity(self.computed['loss'])
+                for figures in self.computed, self.finish or {}:
+                    if 'loss' in figures:
+                        figures['loss'] = tf.identity(figures['loss'])
         if network.state:
             self._with_state(network.state, global_step)
         if network.averages and self.complete is None:

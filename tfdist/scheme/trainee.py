@@ -105,10 +105,15 @@ class Trainee:
             return optimizer
         return recipe.Optimizer(optimizer, self.recipe, rate, clips)
 
-    def local_rule(self, learning_rate):
-        """Returns the model's rule for local steps, or a `local_rules.Sgd`.
+    def local_rule(self, learning_rate, otherwise=local_rules.Sgd, **kwargs):
+        """Returns the model's rule for local steps.
 
         Its slots are made on the device of the scope.
+
+        Args:
+          learning_rate: float or float32 scalar tensor.
+          otherwise: class of `local_rules` for a model that has no rule.
+          **kwargs: further arguments of this class.
 
         Raises:
           SystemExit: if the model's function returns something else.
@@ -116,7 +121,7 @@ class Trainee:
         self.constrains = True
         rule = self.model_rule(learning_rate)
         if rule is None:
-            rule = local_rules.Sgd(learning_rate)
+            rule = otherwise(learning_rate, **kwargs)
         if not isinstance(rule, local_rules.Rule):
             sys.exit(f"The model's local_rule returns {rule!r}, which is none of "
                      'tfdist.scheme.local_rules.')
