@@ -197,6 +197,7 @@ class Scheme(seam.Seam):
             warmup.scaled_learning_rate(hparams, num_workers, global_step), clips=True)
         gradients, self.computed = network.gradients_at(self.pull[1:], clipped=False)
         self.pushed = flatten(gradients)
+        self.asks_for_sums = hparams.implementation != 'sockets'
         if self._exchange:
             following = self._place.workers[(self._place.index + 1) % num_workers]
             self.sums = self._exchange.sums(self.pushed, f'worker {following}')

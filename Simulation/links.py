@@ -77,11 +77,12 @@ class Star:
 class Ring:
     """Workers in a ring: 2 (N - 1) hops, in each of which every worker sends 1 / N of its bytes.
 
-    As by --implementation=ring: a hop takes a round trip, as the receiver asks for the data; the
-    beginning takes one more. All wait for the slowest link.
+    All wait for the slowest link. Where the receiver asks for the data, a hop takes a round trip, and
+    the beginning takes one more; otherwise a hop takes one way.
 
     Attributes:
       ignores: see `Star`.
+      asks: bool, whether the receiver asks.
     """
 
     ignores = 'ps', 'ps_bandwidth', 'update'
@@ -89,7 +90,7 @@ class Ring:
     def __init__(self, clock, cluster, scale=1):
         """See `Star`."""
         self._clock, self._workers, workers = clock, cluster.workers, range(cluster.workers)
-        self._scale = scale
+        self._scale, self.asks = scale, True
         self._latency = max(cluster.of('latency', worker) for worker in workers)
         self._slowest = min(cluster.of('bandwidth', worker) for worker in workers)
 
@@ -104,8 +105,8 @@ class Ring:
         if not hops:
             return self._clock.now
         piece = self._scale * sum(sizes) / self._workers
-        return (self._clock.now + hops * (hop + piece / self._slowest)
-                + (hops + 1) * 2 * self._latency)
+        ways = 2 * (hops + 1) if self.asks else hops
+        return self._clock.now + hops * (hop + piece / self._slowest) + ways * self._latency
 
     def shares(self):
         """See `Star`; there is no ps."""

@@ -283,6 +283,7 @@ class InARing(Life):
 
     def __init__(self, *args):
         super().__init__(*args)
+        self.travels.asks = self._player.scheme.asks_for_sums
         self._there, self._sums, self._whole = 0, None, Signal(self._clock)
         if self._cluster.workers == 1:  # it exchanges nothing
             self.processors = Processors(self._clock, self._cluster, math.inf)

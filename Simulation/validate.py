@@ -79,7 +79,7 @@ def arguments(case):
     if case.backups:
         flags.append(f'--replicas_to_aggregate={case.workers - case.backups}')
     if case.scheme == 'Ring-AllReduce':
-        flags.append('--implementation=ring')  # over sockets a hop takes half a round trip
+        flags.append('--implementation=ring')  # its costs are those of the presets
     return [*flags, f'--batch_size={BATCH}', f'--seed={case.repeat + 1}']
 
 

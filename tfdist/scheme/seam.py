@@ -71,6 +71,8 @@ class Seam:
       own: list of `tf.Variable` that this worker keeps from one run to the next.
       sums: list of tensors, sums of `pushed` over all workers, which `push` waits for; empty if
         the workers do not sum up among themselves.
+      asks_for_sums: bool, whether a worker asks another one for each piece of a sum, as TensorFlow
+        does, and so waits for a round trip; otherwise the pieces come unasked.
       gate: `Gate` of this worker, or None.
       pulls: list of lists of tensors, one for each pull in a run; None if `pull` is the only one.
         `pull` is the first; run by itself, it also reads what to feed to the others.
@@ -96,6 +98,7 @@ class Seam:
     pulls: Optional[list] = None
     pushes: Optional[list] = None
     not_recorded: Optional[str] = None
+    asks_for_sums = True
     tables_stay_on_ps = True
 
     @staticmethod
