@@ -185,6 +185,7 @@ def test_data_are_not_in_the_graph():
     assert tf.get_default_graph().as_graph_def().ByteSize() < 50e3
 
 
+@pytest.mark.thorough
 def test_a_run(programs):
     run = programs.run_sh('HogWild', '--model=teacher', '--train_steps=400')
     run.ends_well()
@@ -201,10 +202,10 @@ def test_a_simulation(programs, tmp_path):
         '--model=teacher', '--learning_rate=0.1', '--local_steps=800', '--tests=2',
         '--teacher_test_examples=2000', '--teacher_shift=0.3', f'--csv={path}'])
     assert run.wait() == 0 and not run.err
-    half, end = csv.DictReader(path.read_text(encoding='utf-8').splitlines())
+    early, end = csv.DictReader(path.read_text(encoding='utf-8').splitlines())
     FLAGS.teacher_test_examples = 2000
     _, floor = model.best_possible()
-    for row in half, end:
+    for row in early, end:
         excess = float(row['test_loss']) - floor
         assert float(row['test_excess_loss']) == pytest.approx(excess, abs=0.1)
-    assert float(end['test_excess_loss']) < 0.9 * float(half['test_excess_loss']) < 1
+    assert float(end['test_excess_loss']) < 0.9 * float(early['test_excess_loss']) < 1.3
