@@ -77,8 +77,8 @@ class Star:
 class Ring:
     """Workers in a ring: 2 (N - 1) hops, in each of which every worker sends 1 / N of its bytes.
 
-    All wait for the slowest link. Where the receiver asks for the data, a hop takes a round trip, and
-    the beginning takes one more; otherwise a hop takes one way.
+    All wait for the slowest link. Where the receiver asks for the data, a hop takes a round trip,
+    and the beginning takes one more; otherwise a hop takes one way.
 
     Attributes:
       ignores: see `Star`.

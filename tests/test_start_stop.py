@@ -33,7 +33,7 @@ def test_synchronous_workers_of_different_speed(programs, cycle):
     folders = sorted(path.parent.name for path in ROOT.glob('*/worker.py')
                      if re.search(r'barrier\.Synchronous|ring\.Ring\(', path.read_text())
                      and path.parent.name != 'Distributed-MNIST')
-    assert len(folders) == 5
+    assert len(folders) == 6
     folder, num_workers = folders[cycle % len(folders)], 2 + cycle % 3
     delays = [f'{(i + cycle) % num_workers}:{delay}' for i, delay in enumerate((0, 0.002, 0.01))]
     if folder == 'Ring-AllReduce':
