@@ -73,7 +73,7 @@ def main(_):
     # Distributed: the ps end when every worker has said that it is done.
     hooks = scheme.hooks + [trainer, chief_role, shutdown.SayDone(resolver)]
     # Distributed: no silent wait for a ps that does not answer.
-    liveness.watch(resolver)
+    liveness.watch(resolver, over=test.is_over)
     # Distributed: the chief makes or restores the parameters; the others wait for these.
     if is_chief:
         session = tf.train.MonitoredTrainingSession(

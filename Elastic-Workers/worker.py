@@ -133,7 +133,7 @@ def join_and_train(_):
     member = members.Member(resolver)
     hooks = scheme.hooks + [trainer, chief_role, member]
     # Distributed: no silent wait for a ps that does not answer.
-    liveness.watch(resolver)
+    liveness.watch(resolver, over=test.is_over)
     # Distributed: the chief makes or restores the parameters; the others wait for these.
     if is_chief:
         session = tf.train.MonitoredTrainingSession(

@@ -152,7 +152,7 @@ def replicate_and_train(_):
     # Distributed: the ps and the workers end when the chief has said that it is done.
     hooks = [*trainers, shutdown.SayDone(resolver, jobs=('ps', 'worker'))]
     # Distributed: no silent wait for a task that does not answer.
-    liveness.watch(resolver, 'ps', 'worker')
+    liveness.watch(resolver, 'ps', 'worker', over=test.is_over)
     session = tf.train.MonitoredTrainingSession(
         server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,
         scaffold=checkpoints.chief_scaffold(FLAGS.model_dir, resolver, 'train'), hooks=hooks,

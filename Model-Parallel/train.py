@@ -218,7 +218,7 @@ def split_and_train(_):
     # Distributed: the workers end when the chief has said that it is done.
     hooks = [trainer, shutdown.SayDone(resolver, jobs=('worker',))]
     # Distributed: no silent wait for a worker that does not answer.
-    liveness.watch(resolver, 'worker')
+    liveness.watch(resolver, 'worker', over=test.is_over)
     session = tf.train.MonitoredTrainingSession(
         server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,
         scaffold=checkpoints.chief_scaffold(FLAGS.model_dir, resolver, 'train'), hooks=hooks,

@@ -316,7 +316,8 @@ def meet_and_train(_):
     run = types.SimpleNamespace(progress=None, done=False, tested=False)
     if FLAGS.min_workers is None:
         # Distributed: a worker that is gone ends the run, so it is looked for.
-        watching = liveness.watch(resolver, 'worker', patience_secs=ring.LOST_AFTER_SECS)
+        watching = liveness.watch(resolver, 'worker', patience_secs=ring.LOST_AFTER_SECS,
+                                  over=evaluation.is_over)
         train_in_a_ring(place, resolver, server, run, stop_watching=watching)
         return
     workers = agreement.Workers(resolver, server)

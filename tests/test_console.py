@@ -54,6 +54,30 @@ def events(directory):
     return found
 
 
+def test_a_port_that_is_taken_in_the_last_moment(programs):
+    """`membership` has looked, and found it free."""
+    program = programs.directory / 'late.py'
+    program.write_text("""
+import socket
+from tfdist.start import console
+from tfdist.start.quiet import tf
+
+
+def main(_):
+    with socket.socket() as other:
+        other.bind(('', 0))
+        other.listen()
+        tf.train.Server({'ps': [f'localhost:{other.getsockname()[1]}']}, 'ps', 0)
+
+
+console.run(main)
+""", encoding='utf-8')
+    programs.start([sys.executable, program], env={'PYTHONPATH': str(ROOT)}).fails(
+        '^Another process has taken the port of this task meanwhile|'
+        r'^E\d+ .*Address already in use',  # gRPC's own word, in 1.15
+        lines=range(1, 3))
+
+
 def test_lines(clock, capsys):
     """Means and maxima of what came since the last line; in the end, of all that came."""
     progress = report.Progress('worker 1', 0)

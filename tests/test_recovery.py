@@ -17,6 +17,8 @@ def test_a_cancelled_call_counts_as_a_failure_of_a_ps():
         with sessions.failures_of_ps():
             raise tf.errors.CancelledError(None, None, 'RecvFromRemoteAsync is cancelled.')
 
+GAVE_UP = r'ps 0 at \S+ does not answer \(.+\)\. Gave up after 1 s\.$'
+
 
 def steps(task):
     """Returns the global steps in the lines of a worker."""
@@ -150,6 +152,34 @@ def test_a_ps_that_nobody_needs_any_more(programs, workers_come):
     late.wait_for(LONELY)
     late.fails(r'^ps 0: no worker answers, and none has said that it is done\. '
                r'Gave up after 12 s\.$')
+
+
+OVER = r'worker {}: ps 0 at \S+ does not answer \(.+\)\. The run is over: its last step is saved'
+
+
+def test_a_worker_that_nobody_needs_any_more(programs):
+    """It was killed in its end, when it had said that it is done, and an engine starts it again."""
+    model_dir = programs.directory / 'model'
+    tasks = Tasks(programs, flags=['--train_steps=20', f'--model_dir={model_dir}'])
+    run = [tasks.start('ps', 0), *(tasks.start('worker', i) for i in range(2))]
+    for task in run:
+        task.ends_well()
+
+    def alone(index, *flags):
+        return tasks.start('worker', index, '--patience_secs=1', *flags)
+
+    for index, worker in enumerate([alone(index) for index in range(2)]):
+        worker.ends_well()
+        assert worker.matches(OVER.format(index))
+    alone(1, f'--model_dir={programs.directory / "another"}').fails(GAVE_UP)
+    # A longer run is not over there, unless it has ended early.
+    longer = '--train_steps=90', '--eval_every_secs=1'
+    alone(1, *longer).fails(GAVE_UP)
+    early = model_dir / 'last_step'
+    early.write_text(str(checkpoints(model_dir)[-1]))
+    chief = alone(0, *longer)
+    chief.ends_well()
+    assert chief.matches(OVER.format(0))
 
 
 # Synchronous schemes.

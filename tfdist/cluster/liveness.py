@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import re
 import socket
 import struct
@@ -134,7 +135,7 @@ def _connect(address):
     return socket.create_connection((host.strip('[]'), int(port)), timeout=2)
 
 
-def watch(resolver, *jobs, patience_secs=None):
+def watch(resolver, *jobs, patience_secs=None, over=None):
     """Waits until each task of some jobs answers, and then watches them.
 
     Ends this process with a message if a task has not answered for some time, or if the result that
@@ -146,17 +147,19 @@ def watch(resolver, *jobs, patience_secs=None):
       *jobs: strings, jobs to watch, 'ps' or 'worker'; by default 'ps'.
       patience_secs: float, how long to wait for a task that answered before; --patience_secs if
         None, as always for a task that has not answered yet.
+      over: function that returns whether the run is over, as it may be for a task that is started
+        again: then the process ends as those do that were there. Without it a run never is.
 
     Returns:
       `threading.Event`; setting it stops the watch.
     """
-    return _Watch(resolver, jobs or ['ps'], patience_secs).begin()
+    return _Watch(resolver, jobs or ['ps'], patience_secs, over).begin()
 
 
 class _Watch:
     """Looks at some tasks again and again. See `watch`."""
 
-    def __init__(self, resolver, jobs, patience_secs):
+    def __init__(self, resolver, jobs, patience_secs, over):
         spec = resolver.cluster_spec()
         self._me = 'train' if resolver.task_type == 'chief' else f'worker {resolver.task_id}'
         self._own = spec.task_address(resolver.task_type, resolver.task_id)
@@ -164,7 +167,7 @@ class _Watch:
                            for job in spec.jobs for i in spec.task_indices(job)
                            if (job, i) != (resolver.task_type, resolver.task_id)}
         self._watched = [task for task in self._addresses if task.partition(' ')[0] in jobs]
-        self._patience_secs = patience_secs
+        self._patience_secs, self._over = patience_secs, over
         self._heard = dict.fromkeys(self._watched, awake_clock.seconds())
         self._told = dict(self._heard)
         self._known = set()  # tasks whose identity was checked
@@ -200,6 +203,9 @@ class _Watch:
         self._known.discard(task)
         says = _says(task, address, reason)
         if awake_clock.seconds() - self._heard[task] > patience_secs:
+            if self._over and self._over():
+                console.say(self._me, f'{says}. The run is over: its last step is saved')
+                os._exit(0)  # whatever the main thread waits for will not come
             console.give_up(f'{self._me}: {says}. Gave up after {patience_secs:g} s.')
         if awake_clock.seconds() - self._told[task] > _WORD_EVERY_SECS:
             self._told[task] = awake_clock.seconds()

@@ -67,6 +67,9 @@ def run(main):
         line = _other_tensorflow(str(error)) or _other_model(error)
         if line:
             give_up(line, status=1)
+        if 'Could not start gRPC server' in str(error):  # its port was free a moment ago
+            give_up('Another process has taken the port of this task meanwhile. Start it again, or '
+                    'give it another port.', status=1)
         missing = _NO_KERNEL.search(str(error))
         if missing:
             give_up(f'This version of TensorFlow has no {missing[1]} for {missing[2].lower()}: use '

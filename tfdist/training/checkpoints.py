@@ -93,6 +93,12 @@ def _last(model_dir):
         return None
 
 
+def newest_step(model_dir):
+    """Returns the step of the last checkpoint on the list; -1 if there is none, or no directory."""
+    path = model_dir and _last(model_dir)
+    return int(path.rpartition('-')[2]) if path else -1
+
+
 def _found(model_dir):
     """Returns the paths of the checkpoints in `model_dir` of which no file is missing, in order."""
     prefix = os.path.join(model_dir, 'model.ckpt-')

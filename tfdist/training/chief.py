@@ -108,7 +108,7 @@ class Role(tf.train.SessionRunHook):
 
     def _take_over(self):
         """Takes over the role."""
-        self._has_it, self._found = True, _newest()
+        self._has_it, self._found = True, checkpoints.newest_step(FLAGS.model_dir)
         self._next_save = 0  # at once
         state = tf.train.get_checkpoint_state(FLAGS.model_dir)
         self._saver.recover_last_checkpoints(state.all_model_checkpoint_paths if state else [])
@@ -160,10 +160,4 @@ class Role(tf.train.SessionRunHook):
         if self._has_it:
             return self._found < last_step
         # Who saved the last step has tested it, too.
-        return _newest() < last_step and self._lock.take()
-
-
-def _newest():
-    """Returns the step of the newest checkpoint in --model_dir; -1 if there is none."""
-    path = tf.train.latest_checkpoint(FLAGS.model_dir)
-    return int(path.rpartition('-')[2]) if path else -1
+        return checkpoints.newest_step(FLAGS.model_dir) < last_step and self._lock.take()

@@ -1,6 +1,7 @@
 """Tests the model in inference mode on the whole test set, at the end and during training."""
 
 import json
+import math
 import os
 import sys
 import time
@@ -104,7 +105,10 @@ class Test:
           session: `tf.Session`.
           progress: `report.Progress`.
         """
-        if not FLAGS.eval_every_secs or time.monotonic() - self._last < FLAGS.eval_every_secs:
+        if not FLAGS.eval_every_secs:
+            return
+        self._best.stopped_at = math.inf  # the run goes on
+        if time.monotonic() - self._last < FLAGS.eval_every_secs:
             return
         with busy.on_behalf_of_all(session, 'tests'):
             figures = self.run(session)
@@ -115,6 +119,11 @@ class Test:
             progress.say(f'{without_gain} tests without gain, all stop at step {last_step}')
             self._best.is_last(last_step)
         self._last = time.monotonic()
+
+    def is_over(self):
+        """Returns whether the run was over when this process was started, see `is_over`."""
+        return bool(FLAGS.model_dir) and is_over(
+            self._best.stopped_at if FLAGS.eval_every_secs else math.inf)
 
     def restore(self, session):
         """Has a run that was to end early do so, after its parameters were restored."""
@@ -168,6 +177,15 @@ def last_step():
         return FLAGS.train_steps
 
 
+def is_over(stopped_at=math.inf):
+    """Returns whether --model_dir has the run's last step, so that nothing is left to train.
+
+    Args:
+      stopped_at: int, the step at which the run ended early, if the file that tells is gone.
+    """
+    return checkpoints.newest_step(FLAGS.model_dir) >= min(last_step(), stopped_at)
+
+
 def _write(path, text):
     """Writes a file whole or not at all."""
     with open(f'{path}.part', 'w', encoding='utf-8') as file:
@@ -176,17 +194,22 @@ def _write(path, text):
 
 
 class _Best:
-    """The best test so far, and with --model_dir its parameters, in the directory `best` there."""
+    """The best test so far, and with --model_dir its parameters, in the directory `best` there.
+
+    Attributes:
+      stopped_at: number, the step at which an earlier run ended early; infinite if none did.
+    """
 
     def __init__(self, names, is_chief=True):
         """Takes the names of the metrics; the first decides, or if there is none, the loss."""
         self._name = names[0] if names else 'loss'
-        self._without_gain, self._figures = 0, None
+        self._without_gain, self._figures, self.stopped_at = 0, None, math.inf
         self._directory = FLAGS.model_dir and os.path.join(FLAGS.model_dir, 'best')
         if self._directory:
             self._saver = checkpoints.Saver(None, sharded=True, max_to_keep=1)
             self._path = os.path.join(self._directory, 'figures.json')
             if is_chief and os.path.exists(_last_step_file()):  # left by the run that is resumed
+                self.stopped_at = last_step()
                 os.remove(_last_step_file())
 
     def is_last(self, step):
