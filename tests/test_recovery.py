@@ -5,6 +5,7 @@ import time
 import pytest
 import tensorflow.compat.v1 as tf
 
+from tfdist.data import batches
 from tfdist.training import sessions
 
 from processes import (BEGINS, checkpoints, DID, INCOMPLETE, LONELY, RESUMES, SLOW, STEP, Tasks,
@@ -16,6 +17,14 @@ def test_a_cancelled_call_counts_as_a_failure_of_a_ps():
     with pytest.raises(tf.errors.AbortedError, match='RecvFromRemoteAsync'):
         with sessions.failures_of_ps():
             raise tf.errors.CancelledError(None, None, 'RecvFromRemoteAsync is cancelled.')
+
+def test_a_batch_that_is_cancelled_with_it_is_not_bad_data():
+    message = 'Operation was cancelled\n\t [[node IteratorGetNext]]'
+    with pytest.raises(tf.errors.CancelledError), batches.failures():
+        raise tf.errors.CancelledError(None, None, message)
+    with pytest.raises(SystemExit, match='The data cannot be read'), batches.failures():
+        raise tf.errors.DataLossError(None, None, message)
+
 
 GAVE_UP = r'ps 0 at \S+ does not answer \(.+\)\. Gave up after 1 s\.$'
 

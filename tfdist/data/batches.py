@@ -190,6 +190,8 @@ def check(error):
     Raises:
       SystemExit: see `failures`.
     """
+    if isinstance(error, tf.errors.CancelledError):  # for a failure elsewhere, as of a lost ps
+        return
     failed = _FAILED.search(error.message)
     if not failed or 'Traceback (most recent' in error.message:
         return
