@@ -18,6 +18,8 @@ How to start it: `bash run.sh` on this machine, or by hand on two hosts, alpha a
     python worker.py $HOSTS --task_index=1     # on beta
 """
 
+import sys
+
 from absl import flags
 import find_library  # noqa: F401  (finds tfdist)
 from tfdist.cluster import liveness, membership, servers, shutdown
@@ -49,6 +51,8 @@ class Scheme(barrier.Synchronous):
         gradients, self.computed = network.gradients_at(center, clipped=not hparams.is_sync)
         if hparams.is_sync:
             self.meet(adam, gradients, network, global_step, hparams, task_index, num_workers)
+        elif hparams.aggregate != 'mean' or hparams.liar:
+            sys.exit('--aggregate, --liar: without --is_sync each push is an update by itself.')
         else:
             self.pushed = gradients
             push = exchange.apply(adam, gradients, variables, global_step)

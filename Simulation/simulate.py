@@ -27,7 +27,7 @@ import shards
 import timeline
 
 FLAGS = flags.FLAGS
-_BY_WORKER = 'straggler', 'join_at', 'leave_at'  # flags of programs: worker:number[,...]
+_BY_WORKER = 'straggler', 'liar', 'join_at', 'leave_at'  # flags of programs: worker:number[,...]
 flags.DEFINE_string('scheme', None, 'a folder of the collection, such as AGN, or the path of one')
 flags.DEFINE_string('cluster', 'ethernet', 'a file in JSON that describes the cluster, or the name '
                     'of one in the folder clusters; flags override it')

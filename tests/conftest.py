@@ -82,7 +82,7 @@ def evaluate(fetches):
 class Cluster:
     """Servers on loopback in this process; they live as long as it does."""
 
-    def __init__(self, num_ps=2, num_workers=4):
+    def __init__(self, num_ps=2, num_workers=5):
         hosts = [f'localhost:{port}' for port in ports.free_ports(num_ps + num_workers)]
         self.spec = tf.train.ClusterSpec({'ps': hosts[:num_ps], 'worker': hosts[num_ps:]})
         config = tf.ConfigProto(inter_op_parallelism_threads=2, intra_op_parallelism_threads=1,
@@ -99,7 +99,7 @@ class Cluster:
 
 @pytest.fixture(scope='session')
 def cluster():
-    """Two parameter servers and four workers."""
+    """Two parameter servers and five workers."""
     return Cluster()
 
 

@@ -177,7 +177,13 @@ def test_records_dir_is_a_file(program, tmp_path):
 
 def hparams(is_sync, train_steps=100):
     return dict(is_sync=is_sync, train_steps=train_steps, replicas_to_aggregate=None,
-                patience_secs=60)
+                patience_secs=60, aggregate='mean', liar=[])
+
+
+@pytest.mark.parametrize('different', [dict(aggregate='median'), dict(liar=['1:10'])])
+def test_robust_means_are_of_steps_taken_together(toy, different):
+    with pytest.raises(SystemExit, match='--aggregate, --liar: without --is_sync each push is'):
+        toy(FOLDER, **dict(hparams(is_sync=False), **different))
 
 
 def moment(worker, index=0):

@@ -33,6 +33,7 @@ MODES = {
     'DiLoCo': [dict(inner='sgd'), dict(outer='heavy_ball')],
     'DynSGD': [dict(constant=True)],
     'Ring-AllReduce': [dict(implementation='collective')],
+    'Synchronous-SGD': [dict(aggregate='trimmed:0')],  # of each push, and yet the mean
 }
 SYNCHRONOUS = {'DiLoCo', 'Local-SGD', 'SAGN', 'Synchronous-SGD',
                'Synchronous-SGD-different-learning-rates'}
@@ -146,7 +147,8 @@ class Player:
         self._put(worker)
         result = self.session.run(
             [self.scheme.pushed, self.scheme.computed],
-            {self._played: self._ms[worker], **feed(self.scheme.pull, pulled)})
+            {self._played: self._ms[worker], **feed(self.scheme.pull, pulled),
+             **self._is(worker)})
         self._take(worker)
         return result
 
@@ -161,7 +163,7 @@ class Player:
           sums: what `pushed` is over all workers, for a ring.
         """
         scheme = self.scheme
-        fed = feed(scheme.pull + scheme.pushed, pulled + pushed)
+        fed = {**feed(scheme.pull + scheme.pushed, pulled + pushed), **self._is(worker)}
         stamp = pulled[0] if stamp is None else stamp
         fed.update(feed(scheme.stamps, [stamp] * len(scheme.stamps)))
         if scheme.sums:
@@ -172,6 +174,9 @@ class Player:
         result = self.session.run(scheme.push, fed)
         self._take(worker)
         return result
+
+    def _is(self, worker):
+        return {} if self.scheme.worker is None else {self.scheme.worker: worker}
 
     def step(self, worker):
         """A worker takes a step by itself; returns the figures of it."""

@@ -63,6 +63,8 @@ class Seam:
         nothing else that this worker computes.
       stamps: list of integer scalar tensors, the stamp of each part of a push, which is a step;
         empty if pushes have no stamp.
+      worker: int64 scalar tensor, the worker that computes and pushes: feed it to play another
+        worker. None if it makes no difference who does.
       complete: tensor that makes a step of what all have pushed; it blocks until enough workers
         have. None if each push is an update by itself.
       finish: dict of tensors that takes the place of `push` in training and waits until the step is
@@ -92,6 +94,7 @@ class Seam:
       network, task_index, num_workers: as given.
     """
 
+    worker: Optional[tf.Tensor] = None
     complete: Optional[tf.Tensor] = None
     finish: Optional[dict] = None
     gate: Optional[Gate] = None

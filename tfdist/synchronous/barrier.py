@@ -6,8 +6,8 @@ import time
 from absl import flags
 from tfdist.cluster import patience
 from tfdist.scheme import exchange, seam, tables, transfer, volatile_table
-from tfdist.synchronous import (accumulators, contributions, entrance, stamps, succession,
-                                tokens)
+from tfdist.synchronous import (accumulators, contributions, entrance, liars, robust_means, stamps,
+                                succession, tokens)
 from tfdist.training import sessions, stopping
 from tfdist.start.quiet import tf
 
@@ -43,6 +43,7 @@ class Barrier(tf.train.SessionRunHook):
     step.
 
     Attributes:
+      worker: int64 scalar tensor, the index of this worker.
       pushed: list of tensors, this worker's gradients.
       stamps: list of integer scalar tensors, the step to which each gradient belongs: that of this
         worker's stamp, or -1 if it has pushed in that step already. A gradient of an older step
@@ -66,7 +67,8 @@ class Barrier(tf.train.SessionRunHook):
           variables: list of `tf.Variable` and `tables.Rows`, the center.
           global_step: integer `tf.Variable`, counts updates of the center.
           hparams: object with the attributes replicas_to_aggregate (None for all) and train_steps;
-            and stop_after_evals_without_gain, if training may end early.
+            stop_after_evals_without_gain, if training may end early; aggregate and liar, if the ps
+            makes something else of the pushes than their mean, or some workers lie.
           task_index: int, the index of this worker; 0 is the chief.
           num_workers: int, the number of workers.
           before: list of ops to run before a push counts.
@@ -79,14 +81,17 @@ class Barrier(tf.train.SessionRunHook):
         self._thread = None  # the chief's, see `after_create_session`
         self._number = pushes_per_step(hparams, num_workers)
         self._contributions = None  # without backups all workers contribute to each step
-        self._accumulators = accumulators.Accumulators(variables)
+        self._accumulators = accumulators.Accumulators(variables, robust_means.asked_for(
+            getattr(hparams, 'aggregate', 'mean'), self._number))
         self._variables, self._step = variables, global_step
         self._clock = stamps.Clock(global_step)
+        with tf.device(global_step.device):
+            self.worker = tf.constant(task_index, tf.int64)
+        gradients = liars.lie(gradients, getattr(hparams, 'liar', []), self.worker, num_workers)
         self.pushed = gradients
         with tf.device(global_step.device):
             self._tokens = tokens.Tokens(task_index, range(num_workers) if self._is_chief else ())
             self._local = stamps.Local(task_index, global_step.device)
-            self._me = tf.constant(task_index, tf.int64)
             # A read apart from those of a push, which wait in a recorded run.
             self._step_now = global_step.read_value()
             pushed = self._make_push(gradients, before, num_workers)
@@ -113,16 +118,16 @@ class Barrier(tf.train.SessionRunHook):
         # The last stamp with which each worker has pushed.
         self._pushed_at = volatile_table.VolatileTable('pushed_at', self._step.device, default=-1)
         step = stamps.step_of(self._local.value)
-        step_to_push = tf.where(tf.less(self._pushed_at.read(self._me), self._local.value), step,
+        step_to_push = tf.where(tf.less(self._pushed_at.read(self.worker), self._local.value), step,
                                 -tf.ones_like(step))
         stamp = self._local.value - step + step_to_push  # with -1 older than all of its epoch
-        pushes = self._accumulators.push(gradients, stamp)
+        pushes = self._accumulators.push(gradients, stamp, self.worker)
         self.stamps = [step_to_push] * len(pushes)
         with tf.control_dependencies(pushes):
-            pushed = self._pushed_at.write(self._me, self._local.value)
+            pushed = self._pushed_at.write(self.worker, self._local.value)
         if self._number < num_workers:
             self._contributions = contributions.Contributions(
-                self._me, stamp, num_workers, self._number)
+                self.worker, stamp, num_workers, self._number)
             with tf.control_dependencies([pushed]):
                 pushed = self._contributions.note()
         self._late = tf.less(stamp, stamp_at_push)
@@ -134,7 +139,8 @@ class Barrier(tf.train.SessionRunHook):
         """Makes `complete`, and the ops that then give the workers their tokens."""
         count = self._contributions.count if self._contributions else self._number
         with tf.control_dependencies([count] if self._contributions else []):
-            means = self._accumulators.take(self._number, count)
+            means = self._accumulators.take(
+                self._number, count, self._contributions and self._contributions.workers)
         update = optimizer.apply_gradients(
             [(mean, variable.table if isinstance(variable, tables.Rows) else variable)
              for mean, variable in zip(means, self._variables)])
@@ -250,6 +256,7 @@ class Synchronous(seam.Seam):
                                task_index, num_workers, before, network.averages)
         network.constrains = True
         self.pushed, self.stamps = self.barrier.pushed, self.barrier.stamps
+        self.worker = self.barrier.worker
         self.push, self.complete = self.barrier.push, self.barrier.complete
         self.finish = self.barrier.finish
         self.hooks = [self.barrier]

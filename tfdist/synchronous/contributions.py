@@ -13,6 +13,7 @@ class Contributions:
     Attributes:
       accumulator: `tf.ConditionalAccumulator` of the notes.
       count: float32 scalar tensor, the number of contributions to the step that is taken.
+      workers: bool [workers] tensor, who contributed to it.
     """
 
     def __init__(self, me, stamp, num_workers, number):
@@ -31,6 +32,7 @@ class Contributions:
             tf.float32, [num_workers], shared_name='contributions', reduction_type='SUM')
         self._taken = self.accumulator.take_grad(number)
         self.count = tf.reduce_sum(self._taken)
+        self.workers = tf.greater(self._taken, 0)
 
     def note(self):
         """Returns an op that notes this worker's contribution."""
@@ -38,7 +40,7 @@ class Contributions:
 
     def publish(self, stamp):
         """Returns an op after which all can read who contributed to the step before `stamp`."""
-        contributors = tf.where(tf.greater(self._taken, 0))[:, 0]
+        contributors = tf.where(self.workers)[:, 0]
         return self._in_step.write(contributors, tf.fill(tf.shape(contributors), stamp - 1))
 
     def is_missing(self):

@@ -66,7 +66,14 @@ def of_worker(flag, task_index, otherwise, most, form):
     Raises:
       SystemExit: if the flag is not of this form.
     """
-    given = FLAGS[flag].value
+    return by_worker(flag, FLAGS[flag].value, most, form).get(task_index, otherwise)
+
+
+def by_worker(flag, given, most, form):
+    """Returns the numbers of workers, a dict of floats; `given` is the list that a flag has.
+
+    The other arguments, and what it raises: see `of_worker`.
+    """
     try:
         parts = [part.split(':') for part in given]
         numbers = {int(worker): float(number) for worker, number in parts}
@@ -75,4 +82,4 @@ def of_worker(flag, task_index, otherwise, most, form):
     except ValueError:
         sys.exit(f'--{flag}={",".join(given)} is not of the form {form}, or several of these '
                  'separated by commas.')
-    return numbers.get(task_index, otherwise)
+    return numbers
