@@ -41,6 +41,8 @@ SENT = 'kB that a worker sends and gets in a push'
 IN_ONE = 'relative to one process with 1 thread'
 TUNNELLED = 'through tunnels, relative to plain'
 SAVING = 'steps/s with a checkpoint every 5 s, relative to none'
+SLEEP = 0.02  # seconds of a local step in which a worker only sleeps
+AWAKE = 'of what they would make if there were nothing but sleep'
 HOTTEST = 'bytes that the busiest ps sends in a step'
 FOR_TABLES = 'bytes for the tables, relative to those of the rows'
 
@@ -186,6 +188,22 @@ def windows(folder, lengths=(10, 50), numbers=(1, 2)):
             for window in lengths for workers in numbers}
 
 
+def sleeping(folder, workers, most_steps, *flags, window=1, **env):
+    """Measures workers that sleep in each local step, as if each had a processor of its own.
+
+    There are 1,000 local steps for each, and `most_steps` at most in all.
+    """
+    with tempfile.TemporaryDirectory() as notes:
+        run = Run(folder, *training(min(1000 * workers, most_steps), window), *flags,
+                  f'--straggler={",".join(f"{i}:{SLEEP}" for i in range(workers))}',
+                  '--num_threads=1', '--log_every_n_steps=100000', f'--notes_dir={notes}',
+                  WORKERS=str(workers), **env)
+        steps = rate(notes_in(notes)) * window
+    return {RATE: steps, AWAKE: steps * SLEEP / workers,
+            'ms of a processor that the ps take for a local step':
+                1000 * run.busy['ps.py'] / run.figures()['local steps']}
+
+
 def synchronous(folder, *flags):
     """Measures two workers that make each step together."""
     return {STEPS: Run(folder, '--train_steps=2000', *flags).figures()['steps/s per worker']}
@@ -313,6 +331,15 @@ CASES = {
     'Synchronous-SGD': partial(synchronous, 'Synchronous-SGD'),
     'Ring-AllReduce': partial(synchronous, 'Ring-AllReduce'),
     'Ring-AllReduce, collective': partial(synchronous, 'Ring-AllReduce', COLLECTIVE),
+    **{f'Sleeping, {folder}, {words}{workers} worker{"s" * (workers > 1)}': partial(
+        sleeping, folder, workers, steps, *flags, window=window, **env)
+       for folder, words, steps, flags, window, env, numbers in (
+           ('HogWild', '', 30000, [], 1, {}, (1, 8, 16, 32)),
+           ('AGN', 'window 10, ', 60000, [], 10, {}, (32,)),
+           ('HogWild', '648k parameters, ', 10000, ['--model=mnist'], 1, {}, (1, 8, 16)),
+           ('HogWild', '648k parameters, 2 ps, ', 10000, ['--model=mnist'], 1, {'PS': '2'}, (16,)),
+           ('AGN', '648k parameters, window 10, ', 30000, ['--model=mnist'], 10, {}, (16, 32)))
+       for workers in numbers},
     'TCP on loopback': loopback,
     'Synchronous-SGD, MNIST': partial(large, 'Synchronous-SGD'),
     'Ring-AllReduce, MNIST': partial(large, 'Ring-AllReduce'),

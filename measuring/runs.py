@@ -1,5 +1,6 @@
 """Runs of the folders' run.sh, for measure.py, bench.py and compare.py; what they print."""
 
+import collections
 import json
 import os
 import pathlib
@@ -55,6 +56,7 @@ class Run:
       seconds: float, how long it took.
       peaks: dict, the peak of the resident memory of a process in bytes, by its program's name.
       work: list of (seconds of the clock that all share, processor seconds of all processes).
+      busy: dict, the processor seconds of processes, by their program's name.
     """
 
     def __init__(self, folder, *flags, **env):
@@ -63,7 +65,7 @@ class Run:
         Raises:
           SystemExit: if it fails.
         """
-        self.lines, self.peaks, self.work = [], {}, []
+        self.lines, self.peaks, self.work, self.busy = [], {}, [], {}
         own = {key: value for key, value in os.environ.items() if key not in FOREIGN}
         began = time.monotonic()
         process = subprocess.Popen(
@@ -92,13 +94,15 @@ class Run:
         """Looks at the processes until the run ends."""
         while process.poll() is None:
             try:
-                worked = 0.
+                busy = collections.Counter()
                 for child in psutil.Process(process.pid).children(recursive=True):
                     name = ' '.join(child.cmdline()[1:2]).rpartition('/')[2]
                     self.peaks[name] = max(self.peaks.get(name, 0), child.memory_info().rss)
                     times = child.cpu_times()
-                    worked += times.user + times.system
-                self.work.append((time.time(), worked))
+                    busy[name] += times.user + times.system
+                self.work.append((time.time(), sum(busy.values())))
+                self.busy.update((name, max(seconds, self.busy.get(name, 0)))
+                                 for name, seconds in busy.items())
             except psutil.NoSuchProcess:
                 pass  # it ended meanwhile
             time.sleep(0.2)
