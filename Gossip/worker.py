@@ -115,7 +115,7 @@ class Scheme(seam.Seam):
         parts = {each: tf.nest.flatten(queue(each, task_index).dequeue()) for each in neighbours}
         parts[task_index] = x
         with tf.control_dependencies(sends):
-            return [tf.add_n(list(values)) / len(parts)
+            return [functools.reduce(tf.add, values) / len(parts)  # add_n may change the order
                     for values in zip(*[parts[each] for each in sorted(parts)])]
 
 

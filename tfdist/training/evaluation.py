@@ -124,8 +124,7 @@ class Test:
 
     def is_over(self):
         """Returns whether the run was over when this process was started, see `is_over`."""
-        return bool(FLAGS.model_dir) and is_over(
-            self._best.stopped_at if FLAGS.eval_every_secs else math.inf)
+        return is_over(self._best.stopped_at if FLAGS.eval_every_secs else math.inf)
 
     def restore(self, session):
         """Has a run that was to end early do so, after its parameters were restored."""
@@ -180,12 +179,13 @@ def last_step():
 
 
 def is_over(stopped_at=math.inf):
-    """Returns whether --model_dir has the run's last step, so that nothing is left to train.
+    """Returns whether --model_dir has the run's last step: never if there is no such directory.
 
     Args:
       stopped_at: int, the step at which the run ended early, if the file that tells is gone.
     """
-    return checkpoints.newest_step(FLAGS.model_dir) >= min(last_step(), stopped_at)
+    return bool(FLAGS.model_dir) and (
+        checkpoints.newest_step(FLAGS.model_dir) >= min(last_step(), stopped_at))
 
 
 def _write(path, text):
