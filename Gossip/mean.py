@@ -8,16 +8,15 @@ from tfdist.scheme import exchange
 from tfdist.start import console
 from tfdist.training import checkpoints, evaluation
 from tfdist.start.quiet import tf
-import others
 
 
 class Mean:
     """The mean, in variables of worker 0 of its own: the replicas go on meanwhile.
 
-    It is formed anew for each test and each checkpoint. Worker 0 asks all workers at once for their
-    replicas. While they train these are of different steps, and with AD-PSGD an exchange may be
-    half done in them. At the end all have made their last step. A worker that does not answer, or
-    has not begun, is left out, and a line says so.
+    It is formed anew for each test and each checkpoint: worker 0 asks one worker after the other
+    for its replica, and for a moment has them all. While they train these are of different steps,
+    and a step or an exchange may be half done in them. At the end all have made their last step. A
+    worker that does not answer, or has not begun, is left out, and a line says so.
     """
 
     def __init__(self, network, workers):

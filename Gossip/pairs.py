@@ -13,7 +13,7 @@ _LOOK_EVERY_SECS = 1
 
 
 def exchange(variables, before, worker, partner):
-    """Makes the op of an exchange, to run by `worker`, in a graph of its own.
+    """Makes the op of an exchange of two workers.
 
     With a and b the replicas of the two: before <- a; E <- (a - b) / 2; a <- a - E; b <- b + E.
     Both sides add. So whatever else changes a or b meanwhile, their sum does not change.
@@ -24,7 +24,8 @@ def exchange(variables, before, worker, partner):
     Args:
       variables: list of `tf.Variable`, of which each worker has its own.
       before: list of `tf.Variable` of `worker` alone, which keep its replica as it was.
-      worker, partner: ints.
+      worker: int, who runs it.
+      partner: int, the other one.
     """
     mine = [others.read(variable, worker) for variable in variables]
     theirs = [others.handle_of(variable, partner) for variable in variables]
@@ -55,7 +56,9 @@ def keep(variables, before, worker, values=None):
     """Returns an op that keeps a worker's replica as it is: before <- a.
 
     Args:
-      variables, before, worker: see `exchange`.
+      variables: see `exchange`.
+      before: see `exchange`.
+      worker: see `exchange`.
       values: list of tensors, the replica as read; by default it is read.
     """
     values = values or [others.read(variable, worker) for variable in variables]
@@ -79,7 +82,8 @@ class Pairs:
           workers: dict by index of `others.Worker`, of this worker and its partners.
           me: int, this worker.
           partners: list of ints.
-          variables, before: see `exchange`.
+          variables: see `exchange`.
+          before: see `exchange`.
           seed: int; with `me` it determines who is drawn.
           answer_secs: float, how long an exchange may take.
         """

@@ -150,6 +150,19 @@ def test_mixing_alone(synchronous):
     assert list(map(distance, found)) == pytest.approx([12 / 9, 12 / 81, 12 / 729], **EXACT)
 
 
+@pytest.mark.parametrize('num_workers, eigenvalue', [
+    (2, 0), (3, 0), (4, 1 / 3), (5, 0.53934466), (6, 2 / 3), (7, 0.7489932), (8, 0.80473785)])
+def test_how_fast_mixing_is(num_workers, eigenvalue):
+    """It multiplies the distance by the square of that, or less."""
+    topology = load_program('Gossip', 'topology')
+    weights = np.zeros([num_workers] * 2)
+    for i in range(num_workers):
+        group = [i, *topology.neighbours_of(i, num_workers)]
+        weights[i, group] = 1 / len(group)
+    assert (weights == weights.T).all() and weights.sum(axis=0) == pytest.approx(1)
+    assert sorted(abs(np.linalg.eigvals(weights)))[-2] == pytest.approx(eigenvalue, abs=1e-7)
+
+
 def test_two_workers_are_neighbours_once(synchronous):
     """Not twice, as the one before and the next one: that would give 8/3 and 16/3."""
     made, step = synchronous([0, 0], learning_rate=0.)
