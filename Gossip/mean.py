@@ -17,6 +17,10 @@ class Mean:
     for its replica, and for a moment has them all. While they train these are of different steps,
     and a step or an exchange may be half done in them. At the end all have made their last step. A
     worker that does not answer, or has not begun, is left out, and a line says so.
+
+    Attributes:
+      tested: list of tensors to take the place of the trained variables in a test.
+      values: list of arrays, the mean that was formed last.
     """
 
     def __init__(self, network, workers):
@@ -26,7 +30,7 @@ class Mean:
           network: `building.Network`, of worker 0.
           workers: dict by index of `others.Worker`; their values need not be there yet.
         """
-        self._workers, self._name = workers, 'worker 0'
+        self._workers, self._name, self.values = workers, 'worker 0', []
         self._trained = len(network.variables)
         averages = network.averages.variables if network.averages else []
         self._of = [*network.variables, *averages]
@@ -57,6 +61,7 @@ class Mean:
         means = [np.mean([np.asarray(each, float) for each in values], axis=0)
                  for values in zip(*replicas)]
         session.run(self._put, dict(zip(self._given, means)))
+        self.values = means
         distances = [sum(np.sum(np.square(np.asarray(value, float) - mean))
                          for value, mean in list(zip(values, means))[:self._trained])
                      for values in replicas]
@@ -86,11 +91,14 @@ class Saver(checkpoints.Saver):
     def __init__(self, name, mean):
         """Takes the name of the speaker, and a `Mean`; all variables have to be made."""
         super().__init__(name, var_list=mean.saved())
-        self._mean = mean
+        self._mean, self._saved = mean, []
 
     def save(self, sess, *args, **kwargs):
-        """See `checkpoints.Saver`."""
+        """See `checkpoints.Saver`; a step is written again if the mean is another one now."""
         self._mean.form(sess)
+        if not all(map(np.array_equal, self._mean.values, self._saved)) or not self._saved:
+            self._last = None
+        self._saved = self._mean.values
         return super().save(sess, *args, **kwargs)
 
     def restore(self, sess, save_path):

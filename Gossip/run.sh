@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starts two workers on this machine, and waits for their end.
+# Starts two workers on this machine, and waits for their end. One of AD-PSGD may be killed.
 #     WORKERS=4 bash run.sh --train_steps=5000           more of them; flags go to the workers
 # The same with PORT=, PYTHON= and LOCAL_ONLY=1: tfdist/start/launch.py says what they do.
 set -u

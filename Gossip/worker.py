@@ -128,7 +128,7 @@ def watch(resolver):
     return watching
 
 
-def main(_):
+def train_among_neighbours(_):
     # Distributed: there is no ps. Each worker has all parameters, and is its own chief.
     resolver = membership.resolve('worker', jobs=['worker'])
     cluster_spec, task_index = resolver.cluster_spec(), resolver.task_id
@@ -203,4 +203,4 @@ def check(num_workers):
 
 
 if __name__ == '__main__':
-    console.run(main)
+    console.run(train_among_neighbours)

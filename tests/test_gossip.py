@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from tfdist.scheme import recipe
+
 from conftest import load_program
 from processes import BEGINS, DID, MEAN, RESUMES, STEP, Tasks, TEST, wait_until
 
@@ -367,6 +369,21 @@ def test_a_partner_that_starts_anew_has_to_have_its_values_first(gossip):
     assert made.x() == [6, 6]
 
 
+@pytest.mark.parametrize('algorithm', ['ad-psgd', 'd-psgd'])
+def test_a_recipe(gossip, synchronous, algorithm):
+    """A worker clips its own gradient, and decays its own replica, as it is after averaging."""
+    its_recipe = recipe.Recipe(clip_norm=1., weight_decay=0.25)
+    if algorithm == 'd-psgd':
+        made, step = synchronous([0, 4], its_recipe=its_recipe)
+        made[1].variables[0].load(4., made[1].session)
+        assert step() == [6 - 0.75 - 0.5, 6 - 0.75]
+    else:
+        made = gossip([0, 4], its_recipe=its_recipe)
+        made.set([8, 4])
+        made.step(0, 1)
+        assert made.x() == [6 - 0.75 - 0.5, 6]
+
+
 # The mean.
 
 def test_the_mean_is_saved_and_restored(gossip, tmp_path, capsys):
@@ -383,6 +400,11 @@ def test_the_mean_is_saved_and_restored(gossip, tmp_path, capsys):
     path = saver.save(first.session, str(tmp_path / 'model.ckpt'), 7)
     assert tf.train.load_variable(path, 'x0') == 4
     assert first.center() == 1, 'the replica goes on'
+    made.set([1, 2, 12])
+    assert saver.save(first.session, str(tmp_path / 'model.ckpt'), 7) == path
+    assert tf.train.load_variable(path, 'x0') == 5, 'the last mean of a step'
+    made.set([1, 2, 9])
+    saver.save(first.session, str(tmp_path / 'model.ckpt'), 7)
     saver.restore(first.session, path)
     assert first.center() == 4
     made.workers[2][2].show(0)

@@ -261,8 +261,8 @@ PLANTS = {
         'A worker sets its replica to the average, whatever has come to it meanwhile.', *_EXCHANGE,
         [('AssignSubVariableOp(', 'AssignVariableOp('),
          ('value=half)\n            for variable, half in zip(variables, back)]',
-          'value=value - half)\n            for variable, half, value in zip(variables, back, mine)]')
-         ]),
+          'value=value - half)\n'
+          '            for variable, half, value in zip(variables, back, mine)]')]),
     'two sections': Plant(
         'A worker keeps others from its replica while it waits for its partner.', *_EXCHANGE,
         [("halves = tf.CriticalSection(shared_name='replica').execute(add_half)",
