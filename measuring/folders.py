@@ -15,8 +15,8 @@ BARE = 'bare limit'  # no folder: the plainest loop in one process, of bench.py
 GROUPS = 'one process', 'asynchronous, in each step', 'asynchronous, in windows', 'synchronous'
 
 
-class Settings(collections.namedtuple('Settings', 'workers flags together note gallery',
-                                      defaults=(None, (), None, '', True))):
+class Settings(collections.namedtuple('Settings', 'workers flags together note gallery own_steps',
+                                      defaults=(None, (), None, '', True, False))):
     """What the programs do not say.
 
     Attributes:
@@ -25,6 +25,7 @@ class Settings(collections.namedtuple('Settings', 'workers flags together note g
       together: bool or None, whether all workers make each update together; None: as Scheme says.
       note: string, what is not the same in spite of that.
       gallery: bool, whether it takes the models of the gallery.
+      own_steps: bool, whether each worker counts its own steps: they exchange parameters in pairs.
     """
 
 
@@ -33,6 +34,7 @@ SETTINGS = {
     'Distributed-Setup': Settings(workers=1),
     'Distributed-MNIST': Settings(note='Adam'),
     'Elastic-Workers': Settings(flags=('--join_at=', '--leave_at=')),
+    'Gossip': Settings(own_steps=True),
     'In-Graph-Replication': Settings(workers=2, together=True),
     'Model-Parallel': Settings(workers=2, flags=('--hidden_units=128',), note='momentum',
                                gallery=False),
@@ -77,7 +79,8 @@ class Example:
       synchronous: bool, whether all workers make each update together.
       free_workers: bool, whether it is for any number of workers.
       kind: string, between whom the parameters travel: 'server', workers and ps; 'ring', workers
-        alone; 'layers', none, but activations do; 'alone', it is one process.
+        alone; 'pairs', two workers each; 'layers', none, but activations do; 'alone', it is one
+        process.
       group: string, one of GROUPS.
     """
 
@@ -90,6 +93,7 @@ class Example:
         self.window = max((answer['flags'][flag] for flag in self._window_flags), default=1)
         self.kind = ('alone' if self.settings.workers == 0 else
                      'server' if (ROOT / name / 'ps.py').exists() else
+                     'pairs' if self.settings.own_steps else
                      'ring' if answer['seam'] else 'layers')
         self.synchronous = self.settings.together
         if self.synchronous is None:
@@ -103,7 +107,7 @@ class Example:
     def steps_of_update(self, workers, window):
         """Returns how many local steps, of all workers, there are to one global step."""
         at_once = max(workers, 2) if self.settings.workers == 0 else workers
-        return window * (at_once if self.synchronous else 1)
+        return window * (at_once if self.synchronous or self.settings.own_steps else 1)
 
     def arguments(self, workers, window, local_steps):
         """Returns flags, a list of strings, with which all workers together make `local_steps`."""
@@ -117,7 +121,7 @@ def bytes_per_step(kind, workers, window):
 
     The `kind` is that of an `Example`, the `window` in local steps.
     """
-    if kind == 'server':
+    if kind in ('server', 'pairs'):
         return 2 * DIGITS / window
     if kind == 'ring':
         return 2 * (workers - 1) / workers * DIGITS

@@ -21,7 +21,7 @@ FOLDERS = {
     'one process': ['Non-Distributed-Setup', 'Multiple-GPUs-Single-Machine'],
     'asynchronous, in each step': ['HogWild', 'DC-ASGD', 'SSP', 'Distributed-MNIST',
                                    'Elastic-Workers', 'Work-Queue', 'Distributed-Setup',
-                                   'Parameter-Placement'],
+                                   'Parameter-Placement', 'Gossip'],
     'asynchronous, in windows': ['AGN', 'DOWNPOUR', 'DynSGD', 'DOWNPOUR-Easy', 'AEASGD',
                                  'AEAMSGD'],
     'synchronous': ['Synchronous-SGD', 'Ring-AllReduce', 'Local-SGD', 'SAGN',

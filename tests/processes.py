@@ -64,9 +64,10 @@ TOOK = re.compile(NAME + r': took (?P<tickets>\d+) tickets, the last one in epoc
 MEMBER = re.compile(r'ps 0: worker (?P<worker>\d+) (?P<what>joins|leaves|is done|does not answer), '
                     r'(?:1 worker takes|(?!1 )\d+ workers take) part')
 DEVICES = re.compile(NAME + r': towers on /device:.+')
+MEAN = re.compile(NAME + r': tests the mean of (?P<replicas>\d+) replicas, consensus distance \S+')
 GOOD_LINES = (BEGINS, RESUMES, STEP, DID, TEST, WAITS, INCOMPLETE, KEEPS, SENDS, DEVICES,
               TOOK, MEMBER, PREPARED, EVALUATED, EXPORTED, TESTED, STOPS,
-              AWAY, BACK, WAITS_FOR_OFFICE, LONELY)
+              AWAY, BACK, WAITS_FOR_OFFICE, LONELY, MEAN)
 
 
 def examples():

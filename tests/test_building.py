@@ -23,8 +23,8 @@ RATE = 0.1
 IN_PLAIN_TENSORFLOW = []  # True, while it is so
 # Schemes that are serial SGD with one worker: so much is one run.
 SERIAL = {'DC-ASGD': 1, 'DOWNPOUR-Easy': 10, 'Distributed-Setup': 1, 'DynSGD': 5,
-          'Elastic-Workers': 1, 'HogWild': 1, 'Local-SGD': 10, 'Parameter-Placement': 1,
-          'Ring-AllReduce': 1, 'SSP': 1, 'Synchronous-SGD': 1,
+          'Elastic-Workers': 1, 'Gossip': 1, 'HogWild': 1, 'Local-SGD': 10,
+          'Parameter-Placement': 1, 'Ring-AllReduce': 1, 'SSP': 1, 'Synchronous-SGD': 1,
           'Synchronous-SGD-different-learning-rates': 1, 'Work-Queue': 1}
 
 

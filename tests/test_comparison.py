@@ -116,6 +116,7 @@ def test_the_rate_counts_while_all_train():
     ('Non-Distributed-Setup', 0, 1, 1), ('Multiple-GPUs-Single-Machine', 0, 1, 2),
     ('Distributed-Setup', 1, 1, 1), ('HogWild', 4, 1, 1), ('AGN', 4, 10, 10),
     ('Synchronous-SGD', 4, 1, 4), ('Ring-AllReduce', 3, 1, 3), ('Local-SGD', 4, 10, 40),
+    ('Gossip', 4, 1, 4),
     ('In-Graph-Replication', 2, 1, 2), ('Model-Parallel', 2, 1, 1), ('Distributed-MNIST', 2, 1, 1)])
 def test_local_steps_of_an_update(folder, workers, window, steps):
     assert Example(folder).steps_of_update(workers, window) == steps

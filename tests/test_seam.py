@@ -24,7 +24,8 @@ from tfdist.scheme.toy import Problem
 from conftest import load_program, ROOT
 
 FOLDERS = sorted(path.parent.name for path in ROOT.glob('*/worker.py')
-                 if 'class Scheme(' in path.read_text(encoding='utf-8'))
+                 if 'class Scheme(' in path.read_text(encoding='utf-8')
+                 and 'not_played = ' not in path.read_text(encoding='utf-8'))
 # By what a scheme becomes another one, besides its own defaults.
 MODES = {
     'DC-ASGD': [dict(variance='adaptive', lambda_0=0.125),

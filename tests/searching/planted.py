@@ -14,8 +14,8 @@ from tfdist.synchronous import accumulators, barrier, contributions, entrance, s
 from tfdist.training import checkpoints, chief, report, save_lock, stopping
 
 from processes import ROOT
-from searching import (barrier_orders, lock_orders, members_orders, ring_orders, ssp_orders,
-                       stopping_orders, tickets_orders)
+from searching import (barrier_orders, lock_orders, members_orders, pairs_orders, ring_orders,
+                       ssp_orders, stopping_orders, tickets_orders)
 
 # What is planted: a sentence; the class of the protocol; the object that has the function, and its
 # name; pairs of what stands there and what takes its place; and to find it sooner, the settings and
@@ -28,6 +28,7 @@ SSP, TICKETS, LOCK = ssp_orders.Ssp, tickets_orders.Tickets, lock_orders.Lock
 MEMBERS, RING = members_orders.Members, ring_orders.Rings
 _SERVE = MEMBERS, members_orders.members, 'serve'
 _AGREE = ring_orders.agreement
+_EXCHANGE = pairs_orders.Pairs, pairs_orders.pairs, 'exchange'
 _JOIN = barrier.Barrier, '_make_join'
 _TICKETS = tickets_orders.tickets.Tickets
 _FAST_CHIEF = dict(workers=2, pushes=1, steps=9)  # which completes steps on its own
@@ -256,6 +257,27 @@ PLANTS = {
     'nobody leaves': Plant(
         'A worker does not see that others have gone on.', RING, _AGREE.Workers, 'has_gone_on',
         [('return bool(board) and (', 'return False and (')]),
+    'the average is assigned': Plant(
+        'A worker sets its replica to the average, whatever has come to it meanwhile.', *_EXCHANGE,
+        [('AssignSubVariableOp(', 'AssignVariableOp('),
+         ('value=half)\n            for variable, half in zip(variables, back)]',
+          'value=value - half)\n'
+          '            for variable, half, value in zip(variables, back, mine)]')]),
+    'two sections': Plant(
+        'A worker keeps others from its replica while it waits for its partner.', *_EXCHANGE,
+        [("halves = tf.CriticalSection(shared_name='replica').execute(add_half)",
+          "with tf.device(others.device_of(worker)):\n"
+          "                lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(\n"
+          "                    shared_name='replica'))\n"
+          "            with tf.control_dependencies([lock.op]):\n"
+          "                halves = tf.CriticalSection(shared_name='replica').execute(add_half)\n"
+          "            with tf.device(others.device_of(worker)), tf.control_dependencies(halves):\n"
+          "                release = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)\n"
+          "            with tf.control_dependencies([release]):\n"
+          "                halves = [tf.identity(half) for half in halves]")]),
+    'read outside': Plant(
+        'The partner is read before its section is entered.', *_EXCHANGE,
+        [("tf.CriticalSection(shared_name='replica').execute(add_half)", 'add_half()')]),
 }
 
 

@@ -48,7 +48,12 @@ class Averages:
         with tf.control_dependencies([followed]), tf.device(step.device):
             return tf.identity(step)
 
+    @property
+    def variables(self):
+        """List of `tf.Variable`, the averages, one for each variable; None for a table."""
+        return [None if variable is None else self._averages.average(variable)
+                for variable in self._variables]
+
     def values(self):
         """Returns a list of tensors on the ps, one for each variable; None for a table."""
-        return [None if variable is None else self._averages.average(variable).read_value()
-                for variable in self._variables]
+        return [None if average is None else average.read_value() for average in self.variables]

@@ -83,6 +83,8 @@ class Seam:
         dict of tensors, as `push`. None if `push` is the only one.
       not_recorded: string, why the order of pulls and pushes does not determine a run of this
         scheme, so that `recorder` cannot record it; None if it does.
+      not_played: string, why one session cannot play all workers of this scheme, as the simulation
+        does; None if it can.
       hooks: list of `tf.train.SessionRunHook` that the scheme needs.
       tables_stay_on_ps: bool, whether the scheme can leave a table on the ps and read its rows.
         Otherwise each worker has the whole table.
@@ -101,6 +103,7 @@ class Seam:
     pulls: Optional[list] = None
     pushes: Optional[list] = None
     not_recorded: Optional[str] = None
+    not_played: Optional[str] = None
     asks_for_sums = True
     tables_stay_on_ps = True
 

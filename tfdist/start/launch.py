@@ -16,8 +16,9 @@ The exit status is 0 if and only if every process succeeds. If one fails, or on 
 are stopped. A process is lost if a signal ends it, such as SIGKILL, or if it gives up because it
 lost another one (status 75). Any other status is a mistake that would come again: no restart.
 
-In some folders a flag makes the others go on without a process that is killed. Then it alone is
-started again, if a restart is left, and the exit status is 0 if all that are left succeed.
+In some folders the others go on without a process that is killed, or a flag makes them do so. Then
+it alone is started again, if a restart is left, and the exit status is 0 if all that are left
+succeed.
 """
 
 import argparse
@@ -76,7 +77,8 @@ def main(folder):
         tasks = _alone(folder, trainer, flags)
     else:
         tasks = _tasks(folder, options, trainer, flags)
-    others_go_on = _has(flags, options.others_go_on_with)
+    others_go_on = _has(flags, options.others_go_on_with) or _lacks(
+        flags, options.others_go_on_unless)
     if restarts and not _has(flags, 'model_dir'):
         _say('without --model_dir nothing is kept: a restart '
              f'{"of all tasks " if others_go_on else ""}begins at step 0')
@@ -89,6 +91,16 @@ def main(folder):
 def _has(flags, name):
     """Returns whether a flag of this name, a string or None, is among `flags`, with a value."""
     return bool(name) and any(re.match(f'--?{name}(=.|$)', flag) for flag in flags)
+
+
+def _lacks(flags, setting):
+    """Returns whether a setting, such as `name=value`, is given, and is not the one in `flags`."""
+    if not setting:
+        return False
+    name, _, value = setting.partition('=')
+    given = [match[1] for match in re.finditer(rf'(?:^|\0)--?{name}[=\0]([^\0]*)',
+                                               '\0'.join(flags))]
+    return given[-1:] != [value]
 
 
 def _alone(folder, program, flags):
@@ -139,6 +151,8 @@ def _parse():
     parser.add_argument('--first', help='a program to run before')
     parser.add_argument('--others-go-on-with', help='the flag of the programs with which the '
                         'others go on when a task is killed')
+    parser.add_argument('--others-go-on-unless', help='the flag with its value, name=value, '
+                        'without which they do')
     parser.add_argument('--gpus', default='', help='by commas, one for each worker to see, or all '
                         'for the program that trains by itself')
     parser.add_argument('--check', action='store_true', help='one worker against plain TensorFlow')

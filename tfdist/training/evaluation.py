@@ -27,7 +27,7 @@ class Test:
       export: `export.Export`, or None without --export_dir.
     """
 
-    def __init__(self, model, build, is_chief=True, values=None):
+    def __init__(self, model, build, is_chief=True, values=None, saved=None):
         """Makes the ops, on the device of the scope.
 
         Args:
@@ -37,6 +37,8 @@ class Test:
           is_chief: bool. Other workers test only while the chief is away, see `chief.Role`; without
             --model_dir they never do, and make no ops.
           values: function that returns what to export, see `export.Export`; or None.
+          saved: function that returns what the best checkpoint has, a dict of variables by name;
+            by default all variables.
         """
         self.is_chief, self._best = is_chief, None
         if not is_chief and not FLAGS.model_dir:
@@ -65,7 +67,7 @@ class Test:
             sys.exit('--stop_after_evals_without_gain: without --eval_every_secs there are no such '
                      'tests.')
         if FLAGS.eval_every_secs:
-            self._best = _Best(self._names, is_chief)
+            self._best = _Best(self._names, is_chief, saved and saved())
             self._stop = stopping.LastStep(tf.train.get_global_step())
         self._last = time.monotonic()
         self._take_in = (shape[0], means,
@@ -200,13 +202,16 @@ class _Best:
       stopped_at: number, the step at which an earlier run ended early; infinite if none did.
     """
 
-    def __init__(self, names, is_chief=True):
-        """Takes the names of the metrics; the first decides, or if there is none, the loss."""
+    def __init__(self, names, is_chief=True, saved=None):
+        """Takes the names of the metrics, and what to save, see `Test`.
+
+        The first metric decides, or if there is none, the loss.
+        """
         self._name = names[0] if names else 'loss'
         self._without_gain, self._figures, self.stopped_at = 0, None, math.inf
         self._directory = FLAGS.model_dir and os.path.join(FLAGS.model_dir, 'best')
         if self._directory:
-            self._saver = checkpoints.Saver(None, sharded=True, max_to_keep=1)
+            self._saver = checkpoints.Saver(None, var_list=saved, sharded=True, max_to_keep=1)
             self._path = os.path.join(self._directory, 'figures.json')
             if is_chief and os.path.exists(_last_step_file()):  # left by the run that is resumed
                 self.stopped_at = last_step()

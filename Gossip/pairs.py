@@ -1,0 +1,151 @@
+"""AD-PSGD's exchange: two workers replace their replicas by the mean of both, as one action."""
+
+import threading
+
+import numpy as np
+
+from tfdist.scheme import transfer
+from tfdist.start import console
+from tfdist.start.quiet import tf
+import others
+
+_LOOK_EVERY_SECS = 1
+
+
+def exchange(variables, before, worker, partner):
+    """Makes the op of an exchange of two workers.
+
+    With a and b the replicas of the two: before <- a; E <- (a - b) / 2; a <- a - E; b <- b + E.
+    Both sides add. So whatever else changes a or b meanwhile, their sum does not change.
+
+    The section is on the partner, and a worker never holds two. What the partner needs has arrived
+    before it begins, and nothing in it waits for a network: so there is no deadlock.
+
+    Args:
+      variables: list of `tf.Variable`, of which each worker has its own.
+      before: list of `tf.Variable` of `worker` alone, which keep its replica as it was.
+      worker: int, who runs it.
+      partner: int, the other one.
+    """
+    mine = [others.read(variable, worker) for variable in variables]
+    theirs = [others.handle_of(variable, partner) for variable in variables]
+    with tf.device(others.device_of(partner)):
+        arrived = [tf.identity(value) for value in transfer.to_worker(mine)]
+
+        def add_half():
+            halves = []
+            for handle, value in zip(theirs, arrived):
+                now = tf.raw_ops.ReadVariableOp(resource=handle, dtype=value.dtype)
+                halves.append((value - now) / 2)
+            added = [tf.raw_ops.AssignAddVariableOp(resource=handle, value=half)
+                     for handle, half in zip(theirs, halves)]
+            with tf.control_dependencies(added):
+                return [tf.identity(half) for half in halves]
+
+        with tf.control_dependencies(arrived):
+            halves = tf.CriticalSection(shared_name='replica').execute(add_half)
+    with tf.device(others.device_of(worker)):
+        back = transfer.to_worker(halves)
+        subtracted = [tf.raw_ops.AssignSubVariableOp(
+            resource=others.handle_of(variable, worker), value=half)
+            for variable, half in zip(variables, back)]
+    return tf.group(keep(variables, before, worker, mine), *subtracted)
+
+
+def keep(variables, before, worker, values=None):
+    """Returns an op that keeps a worker's replica as it is: before <- a.
+
+    Args:
+      variables: see `exchange`.
+      before: see `exchange`.
+      worker: see `exchange`.
+      values: list of tensors, the replica as read; by default it is read.
+    """
+    values = values or [others.read(variable, worker) for variable in variables]
+    with tf.device(others.device_of(worker)):
+        return tf.group(*[tf.raw_ops.AssignVariableOp(
+            resource=others.handle_of(variable, worker), value=value)
+            for variable, value in zip(before, values)])
+
+
+class Pairs:
+    """The exchanges that one worker starts, each with a neighbour that is drawn at random.
+
+    Attributes:
+      ops: dict of ops by worker: an exchange with it; for this worker, to keep its replica.
+    """
+
+    def __init__(self, workers, me, partners, variables, before, seed, answer_secs):
+        """Makes an op for each partner, in a graph of its own: each has a session of its own.
+
+        Args:
+          workers: dict by index of `others.Worker`, of this worker and its partners.
+          me: int, this worker.
+          partners: list of ints.
+          variables: see `exchange`.
+          before: see `exchange`.
+          seed: int; with `me` it determines who is drawn.
+          answer_secs: float, how long an exchange may take.
+        """
+        self._workers, self._me = workers, me
+        self._random = np.random.RandomState([seed, me])
+        self.ops, self._links = {}, {}
+        self._there, self._lost, self._closed = set(), set(), threading.Event()
+        for worker in [me, *partners]:
+            with tf.Graph().as_default() as graph:
+                self.ops[worker] = (
+                    keep(variables, before, me) if worker == me else
+                    exchange(variables, before, me, worker))
+            self._links[worker] = others.Link(worker, workers[worker].target, graph,
+                                              sorted({me, worker}), answer_secs)
+        self._partners = partners
+
+    def begin(self):
+        """Looks for the partners once, and from then on in a thread, for those that are lost."""
+        self._look()
+        threading.Thread(target=self._keep_looking, daemon=True).start()
+
+    def exchange(self):
+        """Exchanges with one of the partners that answer; alone, only keeps the replica."""
+        there = sorted(self._there)
+        while there:
+            partner = there[self._random.randint(len(there))]
+            if self.exchange_with(partner):
+                return
+            there.remove(partner)
+            self._there.discard(partner)
+            self._say_lost(partner, self._links[partner].silence)
+        self.exchange_with(self._me)
+
+    def exchange_with(self, partner):
+        """Exchanges with one partner, or with `me` only keeps; returns whether it has answered."""
+        return self._links[partner].run([self.ops[partner]]) is not None
+
+    def _keep_looking(self):
+        while not self._closed.wait(_LOOK_EVERY_SECS):
+            self._look()
+
+    def _look(self):
+        """Looks for partners that are not there; one that starts anew has to have its values."""
+        for partner in set(self._partners) - self._there:
+            worker = self._workers[partner]
+            stage = worker.stage()
+            if stage is None:
+                self._say_lost(partner, worker.link.silence)
+            elif others.BEGUN <= stage < others.CLOSED:
+                self._there.add(partner)
+                if partner in self._lost:
+                    self._lost.discard(partner)
+                    console.say(f'worker {self._me}', f'worker {partner} answers again')
+
+    def _say_lost(self, partner, reason):
+        if partner not in self._lost:
+            self._lost.add(partner)
+            console.say(f'worker {self._me}', f'worker {partner} does not answer ({reason}): this '
+                        'worker goes on without it')
+
+    def close(self):
+        """Closes its sessions."""
+        self._closed.set()
+        for link in self._links.values():
+            link.close()

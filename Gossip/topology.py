@@ -1,0 +1,25 @@
+"""Who is whose neighbour: the workers form a ring; and who of a pair starts an exchange."""
+
+import sys
+
+
+def neighbours_of(worker, num_workers):
+    """Returns the neighbours of a worker in the ring, a sorted list; each is in it once.
+
+    With two workers the one before and the next one are the same.
+    """
+    return sorted({(worker - 1) % num_workers, (worker + 1) % num_workers} - {worker})
+
+
+def partners_of(worker, num_workers, roles):
+    """Returns those neighbours with which a worker starts exchanges; none if it is passive."""
+    if roles == 'bipartite' and worker % 2:
+        return []
+    return neighbours_of(worker, num_workers)
+
+
+def check(roles, num_workers):
+    """Ends the program if there are no such roles in a ring of so many workers."""
+    if roles == 'bipartite' and num_workers % 2 and num_workers > 1:
+        sys.exit(f'--roles=bipartite needs an even number of workers: in a ring of {num_workers} '
+                 'two neighbours would both be active.')

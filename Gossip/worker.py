@@ -1,0 +1,206 @@
+"""Gossip: workers average their parameters with those of neighbours. There is no ps and no center.
+
+--algorithm=ad-psgd, asynchronous. Worker i, in each step, with a neighbour j drawn at random:
+
+    g <- g_i(x_i)
+    E <- (x_i - x_j) / 2;  x_i <- x_i - E;  x_j <- x_j + E                       one action
+    x_i <- x_i - learning_rate * g
+
+--algorithm=d-psgd, all workers together, with n neighbours each:
+
+    x_i <- (x_i + sum of the neighbours' x_j) / (n + 1) - learning_rate * g_i(x_i)
+
+What a worker keeps: its own replica x_i of all parameters, and its own count of steps. What it
+sends: with AD-PSGD in each step x_i to the neighbour, from which E comes back; with D-PSGD x_i to
+each neighbour. The gradient is that of before the averaging. What is tested and saved is the mean
+of all replicas: `mean.py`.
+
+Xiangru Lian, Ce Zhang, Huan Zhang, Cho-Jui Hsieh, Wei Zhang, Ji Liu, "Can Decentralized Algorithms
+Outperform Centralized Algorithms?", arXiv 1705.09056 (D-PSGD). Xiangru Lian, Wei Zhang, Ce Zhang,
+Ji Liu, "Asynchronous Decentralized Parallel Stochastic Gradient Descent", arXiv 1710.06952.
+
+How to start it: `bash run.sh` on this machine, or by hand on two hosts, alpha and beta:
+
+    HOSTS="--worker_hosts=alpha:2223,beta:2223"
+    python worker.py $HOSTS --task_index=0     # on alpha
+    python worker.py $HOSTS --task_index=1     # on beta
+"""
+
+import functools
+import sys
+
+from absl import flags
+import find_library  # noqa: F401  (finds tfdist)
+from tfdist.cluster import liveness, membership, servers
+from tfdist.model import building, model_file
+from tfdist.scheme import exchange, seam
+from tfdist.start import console
+from tfdist.training import evaluation, report, sessions, training_flags
+from tfdist.start.quiet import tf
+import mean
+import others
+import pairs
+import together
+import topology
+
+model = model_file.load()
+FLAGS = flags.FLAGS
+training_flags.define(model, train_steps=1500, learning_rate=0.1,
+                      counted='steps of each worker, which counts its own')
+flags.DEFINE_enum('algorithm', 'ad-psgd', ['ad-psgd', 'd-psgd'],
+                  'ad-psgd: pairs of workers, at any time; d-psgd: all workers together, each with '
+                  'all of its neighbours')
+flags.DEFINE_enum('roles', 'any', ['any', 'bipartite'],
+                  'who starts exchanges in ad-psgd; bipartite: only workers 0, 2, 4, ...')
+flags.DEFINE_float('exchange_secs', 10, 'after how long a neighbour that does not answer in an '
+                   'exchange of ad-psgd is left out', lower_bound=1)
+
+
+class Scheme(seam.Seam):
+    """A step of D-PSGD; or of AD-PSGD after its exchange, for which see `pairs.Pairs`.
+
+    Attributes:
+      before: list of `tf.Variable` of this worker, its replica before the exchange of this step;
+        empty if it starts none.
+    """
+
+    tables_stay_on_ps = False  # a replica is whole
+    not_recorded = 'there is no center that is pulled and pushed'
+    not_played = 'each worker has variables of its own, and changes those of others'
+
+    def local_steps_per_count(self, hparams):
+        return self.num_workers
+
+    def make(self, network, global_step, hparams, task_index, num_workers):
+        variables = network.variables
+        optimizer = network.optimizer(hparams.learning_rate)
+        alone = hparams.algorithm == 'd-psgd' or not topology.partners_of(
+            task_index, num_workers, hparams.roles)
+        self.before = [] if alone else [
+            exchange.own_variable(variable.read_value(), f'before/{variable.op.name}')
+            for variable in variables]
+        x = [variable.read_value() for variable in self.before or variables]
+        self.pull = [global_step.read_value()] + x
+        self.pushed, self.computed = network.gradients_at(x)
+        self.own = self.before
+        mixed = []
+        if hparams.algorithm == 'd-psgd':
+            neighbours = topology.neighbours_of(task_index, num_workers)
+            mixed = [exchange.assign(variables, self.mix(x, task_index, neighbours))]
+        with tf.control_dependencies(mixed):
+            applied = optimizer.apply_gradients(zip(self.pushed, variables))
+        with tf.control_dependencies([applied]):
+            self.push = {'global_step': global_step.assign_add(1)}
+
+    def mix(self, x, task_index, neighbours):
+        """Sends x to the neighbours, and returns the mean of x and of what they send in this step.
+
+        A queue is in the memory of the receiver, for one pair in one direction. It holds one
+        element: to send in step t waits only until the neighbour has received that of step t - 1.
+        All add in the order of the workers: so a mean of all is the same on all, bit for bit.
+
+        Args:
+          x: list of tensors, the replica.
+          task_index: int, this worker.
+          neighbours: list of ints.
+        """
+        def queue(sender, receiver):
+            with tf.device(self.worker_device(receiver)), tf.device('/device:CPU:0'):
+                return tf.FIFOQueue(1, [value.dtype for value in x], [value.shape for value in x],
+                                    shared_name=f'x_{sender}_to_{receiver}')
+
+        if not neighbours:
+            return x
+        sends = [queue(task_index, each).enqueue(x) for each in neighbours]
+        parts = {each: tf.nest.flatten(queue(each, task_index).dequeue()) for each in neighbours}
+        parts[task_index] = x
+        with tf.control_dependencies(sends):
+            return [functools.reduce(tf.add, values) / len(parts)  # add_n may change the order
+                    for values in zip(*[parts[each] for each in sorted(parts)])]
+
+
+def watch(resolver):
+    """Waits until all workers answer; returns a `threading.Event` that stops to watch them."""
+    # Distributed: with D-PSGD nobody goes on without a neighbour, so it is looked for.
+    watching = liveness.watch(resolver, 'worker', over=evaluation.is_over)
+    if FLAGS.algorithm == 'ad-psgd':
+        watching.set()
+    return watching
+
+
+def train_among_neighbours(_):
+    # Distributed: there is no ps. Each worker has all parameters, and is its own chief.
+    resolver = membership.resolve('worker', jobs=['worker'])
+    cluster_spec, task_index = resolver.cluster_spec(), resolver.task_id
+    num_workers = cluster_spec.num_tasks('worker')
+    check(num_workers)
+    is_first, is_synchronous = task_index == 0, FLAGS.algorithm == 'd-psgd'
+    neighbours = topology.neighbours_of(task_index, num_workers)
+    # Distributed: a session waits for all tasks that it sees. With D-PSGD it has to see the
+    # neighbours, and worker 0; with AD-PSGD only this worker: each exchange has its own.
+    seen = sorted({0, task_index, *neighbours}) if is_synchronous else [task_index]
+    config = servers.config(device_filters=list(map(others.device_of, seen)))
+    # Distributed: workers reach each other through their servers.
+    server = tf.train.Server(cluster_spec, 'worker', task_index, config=config)
+
+    tf.set_random_seed(FLAGS.seed)
+    with tf.device(others.device_of(task_index)):
+        global_step = tf.train.get_or_create_global_step()
+        local_steps = Scheme.local_steps(FLAGS)
+        # Distributed: each worker trains on its own shard of the examples.
+        batches = model.train_batches(FLAGS.batch_size, Scheme.batches(FLAGS), task_index,
+                                      num_workers, FLAGS.seed)
+        network = building.Network(model, batches, training_flags.straggler_delay(task_index),
+                                   Scheme.tables_stay_on_ps)
+        workers = {}
+        of_all = mean.Mean(network, workers) if is_first else None
+        test = mean.Test(model, network, of_all) if is_first else None
+        scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
+        saver = mean.Saver('worker 0', of_all) if is_first else None
+        for index, address in enumerate(cluster_spec.job_tasks('worker')):
+            target = server.target if index == task_index else f'grpc://{address}'
+            workers[index] = others.Worker(index, target, tf.global_variables())
+        exchanges = scheme.before and pairs.Pairs(
+            workers, task_index, topology.partners_of(task_index, num_workers, FLAGS.roles),
+            network.variables, scheme.before, FLAGS.seed, FLAGS.exchange_secs)
+        watching = watch(resolver)
+        # Distributed: all begin with the values of one worker, and end together.
+        ends = together.Together(workers, task_index, neighbours, watching, not is_synchronous)
+
+    trainer = sessions.Trainer.of(
+        scheme, test, wait=exchanges.exchange if exchanges else None,
+        stop_device=others.device_of(0) if is_synchronous else None)
+    own = ends.session_options(saver)
+    failures = functools.partial(together.failures, f'worker {task_index}')
+    with tf.train.MonitoredTrainingSession(
+            server.target, is_chief=True, config=config, save_summaries_steps=None,
+            save_summaries_secs=None, log_step_count_steps=None,
+            hooks=scheme.hooks + [trainer, ends], **own) as session:
+        progress = report.Progress(f'worker {task_index}', session.run(global_step), is_first,
+                                   model)
+        if exchanges:
+            exchanges.begin()
+        while progress.goes_on():
+            trainer.train_for_a_second(session, progress, local_steps, test and test.now_and_then,
+                                       failures=failures)
+        progress.done()
+        if exchanges:
+            exchanges.close()
+        ends.done()
+        if test:
+            test.at_the_end(session, progress)
+    ends.leave()
+
+
+def check(num_workers):
+    """Ends the program if the flags do not go together."""
+    topology.check(FLAGS.roles, num_workers)
+    if FLAGS.roles != 'any' and FLAGS.algorithm != 'ad-psgd':
+        sys.exit('--roles is for --algorithm=ad-psgd: in d-psgd all workers do the same.')
+    if FLAGS.stop_after_evals_without_gain:
+        sys.exit('--stop_after_evals_without_gain: here each worker counts its own steps, and they '
+                 'would not all end. Use --train_steps.')
+
+
+if __name__ == '__main__':
+    console.run(train_among_neighbours)

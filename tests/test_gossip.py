@@ -1,0 +1,558 @@
+"""Gossip: its worked numbers, what it conserves, the mean; and real workers that are lost.
+
+The toy problem as in the other schemes: one parameter that starts at 8, gradient x - m, learning
+rate 1/2. In D-PSGD each worker's step needs the others', so each runs in a thread of its own.
+"""
+
+import concurrent.futures
+import re
+import signal
+import sys
+import time
+
+from absl import flags
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from tfdist.scheme import recipe
+
+from conftest import load_program
+from processes import BEGINS, DID, MEAN, RESUMES, STEP, Tasks, TEST, wait_until
+
+EXACT = dict(rel=1e-6, abs=1e-6)
+
+
+def at_once(functions):
+    """Calls all functions at the same time; returns their results. None may take a minute."""
+    with concurrent.futures.ThreadPoolExecutor(len(functions)) as pool:
+        return [future.result(60) for future in [pool.submit(f) for f in functions]]
+
+
+class Gossip:
+    """Workers of the scheme on real servers, ready to exchange; each has x, one variable."""
+
+    def __init__(self, cluster, made, seed):
+        self.made, self.program = made, made[0].program
+        targets = [cluster.servers['worker', i].target for i in range(len(made))]
+        self.pairs, self.workers = [], []
+        for i, each in enumerate(made):
+            with each.graph.as_default():
+                every = {j: self.program.others.Worker(j, target, each.variables)
+                         for j, target in enumerate(targets)}
+                self.workers.append(every)
+                partners = self.program.topology.partners_of(i, len(made), each.hparams.roles)
+                self.pairs.append(self.program.pairs.Pairs(
+                    every, i, partners, each.variables, each.scheme.before, seed, 30)
+                    if each.scheme.before else None)
+        for i, every in enumerate(self.workers):
+            every[i].show(self.program.others.BEGUN)
+        for each in filter(None, self.pairs):
+            each.begin()
+
+    def x(self):
+        """Returns the replicas, a list."""
+        return [each.center() for each in self.made]
+
+    def set(self, values):
+        """Gives each worker a replica."""
+        for each, value in zip(self.made, values):
+            each.variables[0].load(value, each.session)
+
+    def exchange(self, worker, partner):
+        """Runs an exchange."""
+        assert self.pairs[worker].exchange_with(partner)
+
+    def step(self, worker, partner=None):
+        """A worker takes a step of AD-PSGD, with an exchange if a partner is given."""
+        self.exchange(worker, worker if partner is None else partner)
+        return self.made[worker].step()
+
+    def close(self):
+        for pairs, every in zip(self.pairs, self.workers):
+            for worker in every.values():
+                worker.link.close()
+            if pairs:
+                pairs.close()
+
+
+@pytest.fixture
+def gossip(cluster, toy):
+    """A function that makes a `Gossip` of workers with the optima `ms`."""
+    found = []
+    flags.FLAGS.mark_as_parsed()
+
+    def make(ms, seed=1, **changes):
+        hparams = dict(dict(algorithm='ad-psgd', roles='any'), **changes)
+        found.append(Gossip(cluster, toy('Gossip', ms, **hparams), seed))
+        return found[-1]
+
+    yield make
+    for each in found:
+        each.close()
+
+
+@pytest.fixture
+def synchronous(toy):
+    """A function that makes workers of D-PSGD, and returns a function that has all take a step."""
+    def make(ms, **changes):
+        made = toy('Gossip', ms, algorithm='d-psgd', roles='any', **changes)
+
+        def step():
+            at_once([each.step for each in made])
+            return [each.center() for each in made]
+
+        return made, step
+    return make
+
+
+def distance(replicas):
+    """Returns the consensus distance."""
+    return np.mean(np.square(np.subtract(replicas, np.mean(replicas, axis=0))))
+
+
+# D-PSGD.
+
+@pytest.mark.parametrize('ms, replicas, distances', [
+    ([0, 4], [(4, 6), (3, 4), (2, 3.5), (1.75, 3)], [1, 0.25, 0.5625, 0.390625]),
+    ([0, 4, 8], [(4, 6, 8), (4, 5, 6), (3, 4.5, 6), (3, 4.25, 5.5)],
+     [2.6666667, 0.66666667, 1.5, 1.0416667]),
+    ([0, 4, 8, 12], [(4, 6, 8, 10), (4.6666667, 5, 8, 8.3333333)], None)], ids=str)
+def test_d_psgd(synchronous, ms, replicas, distances):
+    """Gradient at the own x from before the mixing; the mean does what one of SGD would do."""
+    made, step = synchronous(ms)
+    mean = 8.
+    for i, expected in enumerate(replicas):
+        found = step()
+        assert found == pytest.approx(expected, **EXACT)
+        mean -= 0.5 * (mean - np.mean(ms))
+        assert np.mean(found) == pytest.approx(mean, **EXACT)
+        if distances:
+            assert distance(found) == pytest.approx(distances[i], **EXACT)
+    assert [int(each.session.run(each.global_step)) for each in made] == [len(replicas)] * len(ms)
+
+
+def test_d_psgd_never_agrees_on_unequal_data(synchronous):
+    _, step = synchronous([0, 4])
+    for _ in range(40):
+        found = step()
+    assert found == pytest.approx([4 / 3, 8 / 3], **EXACT)
+
+
+def test_mixing_alone(synchronous):
+    """In a ring of 4 the distance falls by the square of 1/3 in each step."""
+    made, step = synchronous([0, 0, 0, 0], learning_rate=0.)
+    for each, value in zip(made, (8., 0., 0., 0.)):
+        each.variables[0].load(value, each.session)
+    found = [step() for _ in range(3)]
+    assert found[0] == pytest.approx([8 / 3, 8 / 3, 0, 8 / 3], **EXACT)
+    assert found[1] == pytest.approx([2.6666667] + [1.7777778] * 3, **EXACT)
+    assert found[2] == pytest.approx([2.0740741, 2.0740741, 1.7777778, 2.0740741], **EXACT)
+    assert list(map(sum, found)) == pytest.approx([8] * 3, **EXACT)
+    assert list(map(distance, found)) == pytest.approx([12 / 9, 12 / 81, 12 / 729], **EXACT)
+
+
+@pytest.mark.parametrize('num_workers, eigenvalue', [
+    (2, 0), (3, 0), (4, 1 / 3), (5, 0.53934466), (6, 2 / 3), (7, 0.7489932), (8, 0.80473785)])
+def test_how_fast_mixing_is(num_workers, eigenvalue):
+    """It multiplies the distance by the square of that, or less."""
+    topology = load_program('Gossip', 'topology')
+    weights = np.zeros([num_workers] * 2)
+    for i in range(num_workers):
+        group = [i, *topology.neighbours_of(i, num_workers)]
+        weights[i, group] = 1 / len(group)
+    assert (weights == weights.T).all() and weights.sum(axis=0) == pytest.approx(1)
+    assert sorted(abs(np.linalg.eigvals(weights)))[-2] == pytest.approx(eigenvalue, abs=1e-7)
+
+
+def test_two_workers_are_neighbours_once(synchronous):
+    """Not twice, as the one before and the next one: that would give 8/3 and 16/3."""
+    made, step = synchronous([0, 0], learning_rate=0.)
+    made[1].variables[0].load(0., made[1].session)
+    assert step() == [4, 4]
+    topology = made[0].program.topology
+    assert [topology.neighbours_of(i, 2) for i in range(2)] == [[1], [0]]
+    assert topology.neighbours_of(0, 1) == []
+    assert topology.neighbours_of(0, 5) == [1, 4]
+
+
+@pytest.mark.parametrize('algorithm', ['ad-psgd', 'd-psgd'])
+def test_without_neighbours_it_is_sgd(toy, algorithm):
+    """As when the mixing matrix is the identity: each by itself."""
+    for m, expected in (0, [4, 2, 1]), (4, [6, 5, 4.5]):
+        worker, = toy('Gossip', [m], algorithm=algorithm, roles='any')
+        assert [(worker.step(), worker.center())[1] for _ in range(3)] == expected
+
+
+def test_the_replicas_of_a_full_mean_have_the_same_bits(synchronous):
+    """All add in the same order."""
+    made, step = synchronous([0, 0, 0], learning_rate=0., start=[[0.] * 100])
+    random = np.random.RandomState(1)
+    for each in made:
+        each.variables[0].load(random.normal(size=100) * 10. ** random.randint(-3, 3, 100),
+                               each.session)
+    replicas = step()
+    assert replicas[0] == replicas[1] == replicas[2]
+
+
+def test_one_worker_is_never_more_than_a_step_ahead_of_its_neighbour(synchronous):
+    """It may begin its second step, and waits in it for what the neighbour sends."""
+    made, _ = synchronous([0, 4])
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        fast = pool.submit(lambda: [made[0].step() for _ in range(2)])
+        time.sleep(0.5)
+        assert not fast.done() and made[0].center() == 8
+        made[1].step()
+        wait_until(lambda: made[0].center() == 4, 'the first step is not made')
+        time.sleep(0.5)
+        assert not fast.done()
+        made[1].step()
+        assert [each['global_step'] for each in fast.result(60)] == [1, 2]
+    assert [each.center() for each in made] == [3, 4]
+
+
+# AD-PSGD.
+
+def test_pairs_alone(gossip):
+    made = gossip([0, 0, 0])
+    made.set([8, 4, 0])
+    found = []
+    for pair in (0, 1), (1, 2), (2, 0), (0, 1):
+        made.exchange(*pair)
+        found.append(made.x())
+    assert found == [[6, 6, 0], [6, 3, 3], [4.5, 3, 4.5], [3.75, 3.75, 4.5]]
+    assert list(map(distance, found)) == pytest.approx([8, 2, 0.5, 0.125], **EXACT)
+
+
+def test_ad_psgd(gossip):
+    """The gradient is that of before the exchange."""
+    made = gossip([0, 4])
+    found = []
+    for worker in 0, 1, 0, 1:
+        made.step(worker, 1 - worker)
+        found.append(made.x())
+    assert found == [[4, 8], [6, 4], [2, 5], [3.5, 3]]
+    assert [int(each.session.run(each.global_step)) for each in made.made] == [2, 2]
+
+
+def test_what_comes_in_between_is_not_overwritten(gossip):
+    """Worker 0 has read 8; 2 exchanges with 0; then 0 ends its exchange: assigned, it were 6."""
+    made = gossip([0, 0, 0])
+    made.set([8, 4, 0])
+    op = made.pairs[0].ops[1]
+    mine = next(each for each in op.graph.get_operations() if each.type == 'ReadVariableOp'
+                and 'task:0' in each.device).outputs[0]
+    made.exchange(2, 0)
+    assert made.x() == [4, 4, 4]
+    with tf.Session(made.workers[0][1].target, graph=op.graph) as session:
+        session.run(op, {mine: 8.})
+    assert made.x() == [2, 6, 4]
+
+
+def test_gradient_first_and_a_full_mean_are_synchronous_sgd(gossip):
+    """Both take a step without an exchange; then they exchange."""
+    made = gossip([0, 4])
+    for expected in 5, 3.5, 2.75, 2.375:
+        for worker in range(2):
+            made.step(worker)
+        made.exchange(0, 1)
+        assert made.x() == [expected] * 2
+
+
+def test_any_exchanges_in_turn(gossip):
+    """Without gradients the sum stays, and the distance never grows."""
+    made = gossip([0] * 4)
+    made.set([8, 4, 0, -20])
+    random, before = np.random.RandomState(1), distance([8, 4, 0, -20])
+    for _ in range(40):
+        worker = random.randint(4)
+        made.exchange(worker, (worker + random.choice([1, 3])) % 4)
+        found = made.x()
+        assert sum(found) == pytest.approx(-8, abs=1e-5)
+        assert distance(found) <= before + 1e-5
+        before = distance(found)
+    assert before < 1
+
+
+@pytest.mark.parametrize('roles, num_workers', [('any', 3), ('any', 4), ('bipartite', 4),
+                                                ('any', 2)])
+def test_exchanges_at_once(gossip, roles, num_workers):
+    """From threads, 30 by each that starts them: all come to an end, and the sum stays."""
+    made = gossip([0] * num_workers, roles=roles, start=[[0.] * 1000, [[0.] * 3] * 2])
+    random = np.random.RandomState(1)
+    values = random.normal(size=[num_workers, 1000]).astype(np.float32)
+    made.set(values)
+    active = [pairs for pairs in made.pairs if pairs]
+    assert len(active) == (num_workers // 2 if roles == 'bipartite' else num_workers)
+    at_once([lambda pairs=pairs: [pairs.exchange() for _ in range(30)] for pairs in active])
+    found = np.array(made.x())
+    assert found.sum(axis=0) == pytest.approx(values.sum(axis=0), abs=1e-4)
+    assert np.ptp(found, axis=0).max() < 0.1 * np.ptp(values, axis=0).max()
+
+
+def test_variables_of_all_kinds(gossip):
+    """Small ones travel together, large ones by themselves."""
+    large, small = np.arange(40000.), [1., 2., 3.]
+    made = gossip([0, 0], start=[large.tolist(), small, 5.])
+    for variable in made.made[1].variables:
+        variable.load(np.zeros(variable.shape.as_list()), made.made[1].session)
+    made.exchange(1, 0)
+    for each in made.made:
+        for value, whole in zip(each.session.run(each.variables), (large, np.array(small), 5.)):
+            assert value == pytest.approx(np.asarray(whole) / 2)
+
+
+def test_the_draws_are_those_of_the_seed(gossip, monkeypatch):
+    made = gossip([0] * 4, seed=3)
+    drawn = []
+    monkeypatch.setattr(made.pairs[2], 'exchange_with', lambda partner: drawn.append(partner) or 1)
+    for _ in range(50):
+        made.pairs[2].exchange()
+    random = np.random.RandomState([3, 2])
+    assert drawn == [[1, 3][random.randint(2)] for _ in range(50)]
+
+
+def test_a_passive_worker_starts_nothing(gossip):
+    made = gossip([0, 4, 0, 4], roles='bipartite')
+    assert [bool(pairs) for pairs in made.pairs] == [True, False, True, False]
+    assert [bool(each.scheme.own) for each in made.made] == [True, False, True, False]
+    made.step(0, 1)
+    made.made[1].step()
+    assert made.x() == [4, 6, 8, 8]
+
+
+def test_who_does_not_answer_is_left_out(gossip, monkeypatch, capsys):
+    """The next one is taken; with nobody there, a step is one of SGD."""
+    made = gossip([0] * 4)
+    pairs = made.pairs[0]
+    links = {partner: pairs._links[partner] for partner in (1, 3)}
+    gone = {1}
+
+    def run(link, *args):
+        if link.worker in gone:
+            link.silence = 'refused'
+            return None
+        return real(link, *args)
+
+    real = made.program.others.Link.run
+    monkeypatch.setattr(made.program.others.Link, 'run', run)
+    made.set([8, 0, 0, 4])
+    assert set(links) == {1, 3}
+    for _ in range(4):
+        pairs.exchange()
+    assert made.x() == [6, 0, 0, 6]
+    gone.add(3)
+    pairs.exchange()
+    assert made.made[0].step()['global_step'] == 1
+    assert made.x() == [3, 0, 0, 6]
+    said = capsys.readouterr().out
+    assert said.count('worker 0: worker 1 does not answer (refused)') == 1
+    assert said.count('worker 0: worker 3 does not answer (refused)') == 1
+    gone.clear()
+    pairs._look()
+    assert capsys.readouterr().out.count('answers again') == 2
+    pairs.exchange()
+    assert made.x()[0] != 3
+
+
+def test_a_partner_that_starts_anew_has_to_have_its_values_first(gossip):
+    made = gossip([0, 4])
+    pairs = made.pairs[0]
+    made.workers[1][1].show(0)
+    pairs._there.clear()
+    pairs._look()
+    pairs.exchange()
+    assert made.made[0].step() and made.x() == [4, 8]
+    made.workers[1][1].show(made.program.others.BEGUN)
+    pairs._look()
+    pairs.exchange()
+    assert made.x() == [6, 6]
+
+
+@pytest.mark.parametrize('algorithm', ['ad-psgd', 'd-psgd'])
+def test_a_recipe(gossip, synchronous, algorithm):
+    """A worker clips its own gradient, and decays its own replica, as it is after averaging."""
+    its_recipe = recipe.Recipe(clip_norm=1., weight_decay=0.25)
+    if algorithm == 'd-psgd':
+        made, step = synchronous([0, 4], its_recipe=its_recipe)
+        made[1].variables[0].load(4., made[1].session)
+        assert step() == [6 - 0.75 - 0.5, 6 - 0.75]
+    else:
+        made = gossip([0, 4], its_recipe=its_recipe)
+        made.set([8, 4])
+        made.step(0, 1)
+        assert made.x() == [6 - 0.75 - 0.5, 6]
+
+
+# The mean.
+
+def test_the_mean_is_saved_and_restored(gossip, tmp_path, capsys):
+    made = gossip([0, 4, 8])
+    first = made.made[0]
+    with first.graph.as_default():
+        of_all = first.program.mean.Mean(first.scheme.network, made.workers[0])
+        saver = first.program.mean.Saver('worker 0', of_all)
+        first.session.run(tf.local_variables_initializer())
+    made.set([1, 2, 6])
+    assert of_all.form(first.session) == (3, pytest.approx(14 / 3))
+    assert first.session.run(of_all.tested) == [3]
+    made.set([1, 2, 9])
+    path = saver.save(first.session, str(tmp_path / 'model.ckpt'), 7)
+    assert tf.train.load_variable(path, 'x0') == 4
+    assert first.center() == 1, 'the replica goes on'
+    made.set([1, 2, 12])
+    assert saver.save(first.session, str(tmp_path / 'model.ckpt'), 7) == path
+    assert tf.train.load_variable(path, 'x0') == 5, 'the last mean of a step'
+    made.set([1, 2, 9])
+    saver.save(first.session, str(tmp_path / 'model.ckpt'), 7)
+    saver.restore(first.session, path)
+    assert first.center() == 4
+    made.workers[2][2].show(0)
+    made.set([1, 2, 9])
+    assert of_all.form(first.session) == (2, 0.25)
+    assert 'the mean is without worker 2, which has not begun' in capsys.readouterr().out
+    made.workers[0][0].show(0)
+    assert of_all.form(first.session) == (1, 0), 'before all begin it is that of worker 0'
+
+
+# Flags.
+
+@pytest.mark.parametrize('changes, num_workers, complaint', [
+    (dict(roles='bipartite'), 3, '--roles=bipartite needs an even number of workers'),
+    (dict(roles='bipartite', algorithm='d-psgd'), 2, '--roles is for --algorithm=ad-psgd'),
+    (dict(stop_after_evals_without_gain=2), 2, '--stop_after_evals_without_gain: here each')])
+def test_flags_that_do_not_go_together(monkeypatch, changes, num_workers, complaint):
+    program = load_program('Gossip')
+    flags.FLAGS.mark_as_parsed()
+    program.check(num_workers)
+    for name, value in changes.items():
+        monkeypatch.setattr(flags.FLAGS[name], '_value', value)
+    with pytest.raises(SystemExit, match=f'^{complaint}'):
+        program.check(num_workers)
+
+
+def test_it_is_not_simulated(programs):
+    run = programs.start([sys.executable, 'Simulation/simulate.py', '--scheme=Gossip'],
+                         cwd=load_program.__globals__['ROOT'])
+    run.fails('^--scheme=Gossip is not simulated: each worker has variables of its own')
+
+
+# Real processes.
+
+@pytest.fixture
+def started(programs):
+    """Starts slow workers; returns them when they are training."""
+    def start(num_workers, *flags_, train_steps=300):
+        tasks = Tasks(programs, num_ps=0, num_workers=num_workers, folder='Gossip', flags=[
+            f'--train_steps={train_steps}', '--log_every_n_steps=5', '--patience_secs=60',
+            '--straggler=' + ','.join(f'{i}:0.03' for i in range(num_workers)), *flags_],
+            python=sys.executable)
+        workers = [tasks.start('worker', i) for i in range(num_workers)]
+        for worker in workers:
+            worker.wait_for(STEP)
+        return tasks, workers
+    return start
+
+
+LOST = r'worker {}: worker {} does not answer \(.+\): this worker goes on without it'
+
+
+def test_who_is_killed_is_left_out_and_joins_again(started):
+    """AD-PSGD: the others go on meanwhile; and the new one has their values and their step."""
+    tasks, workers = started(3)
+    workers[1].kill()
+    for i in 0, 2:
+        workers[i].wait_for(LOST.format(i, 1))
+    workers[0].wait_for(STEP, len(workers[0].matches(STEP)) + 2)
+    again = tasks.start('worker', 1)
+    begins = again.wait_for(BEGINS)
+    assert int(begins['step']) > 0 and ': joins' in begins.group()
+    for i in 0, 2:
+        workers[i].wait_for(rf'worker {i}: worker 1 answers again')
+    for worker in workers[0], again, workers[2]:
+        worker.ends_well()
+    assert 'the mean of 3 replicas' in workers[0].matches(MEAN)[-1].group()
+    assert float(workers[0].wait_for(TEST)['accuracy']) > 0.9
+
+
+def test_who_is_killed_for_good(started):
+    """The mean is that of those that are left."""
+    _, workers = started(3)
+    workers[2].kill()
+    for i in 0, 1:
+        workers[i].ends_well()
+        assert int(workers[i].wait_for(DID)['local_steps']) == 300
+    assert workers[0].matches('worker 0: the mean is without worker 2, .+')
+    assert 'the mean of 2 replicas' in workers[0].matches(MEAN)[-1].group()
+
+
+def test_who_is_paused_is_left_out_until_it_goes_on(started):
+    tasks, workers = started(3, '--exchange_secs=2', train_steps=600)
+    workers[1].send(signal.SIGSTOP)
+    for i in 0, 2:
+        workers[i].wait_for(LOST.format(i, 1))
+    workers[0].wait_for(STEP, len(workers[0].matches(STEP)) + 2)
+    workers[1].send(signal.SIGCONT)
+    workers[0].wait_for('worker 0: worker 1 answers again')
+    for worker in workers:
+        worker.ends_well()
+    assert 'the mean of 3 replicas' in workers[0].matches(MEAN)[-1].group()
+
+
+def test_without_worker_0_nobody_tests(started):
+    _, workers = started(2, '--patience_secs=5', train_steps=100)
+    workers[0].kill()
+    workers[1].wait_for(DID)
+    assert workers[1].wait() == 75
+    assert 'worker 0 does not answer' in workers[1].err[-1] and 'nobody tests' in workers[1].err[-1]
+
+
+def test_d_psgd_ends_when_one_is_killed_and_a_new_start_resumes(started, programs):
+    """All end; worker 0 saves the mean, from which all go on."""
+    flags_ = ['--algorithm=d-psgd', f'--model_dir={programs.directory / "model"}',
+              '--save_checkpoint_secs=1']
+    tasks, workers = started(3, *flags_, '--patience_secs=6')
+    wait_until(lambda: not (tf.train.latest_checkpoint(str(programs.directory / 'model'))
+                            or '-0').endswith('-0'), 'no checkpoint by', *workers)
+    workers[2].kill()
+    for i in 0, 1:
+        assert workers[i].wait() == 75 and len(workers[i].err) == 1, str(workers[i])
+        assert f'worker {i}: ' in workers[i].err[0]
+        assert re.search(r'lost a neighbour|does not answer \(.+\). Gave up after 6 s',
+                         workers[i].err[0])
+    workers = [tasks.start('worker', i) for i in range(3)]
+    resumed = int(workers[0].wait_for(RESUMES)['step'])
+    for worker in workers:
+        worker.ends_well()
+        assert int(worker.wait_for(BEGINS)['step']) == resumed > 0
+        assert int(worker.wait_for(DID)['local_steps']) == 300 - resumed
+
+
+@pytest.mark.parametrize('goes_on', [True, False])
+def test_d_psgd_waits_for_one_that_is_paused(started, goes_on):
+    """The others say so, and end after --patience_secs; here without --model_dir."""
+    _, workers = started(2, '--algorithm=d-psgd', f'--patience_secs={60 if goes_on else 8}')
+    workers[1].send(signal.SIGSTOP)
+    workers[0].wait_for(r'worker 0: worker 1 at \S+ does not answer \(timed out\); waiting')
+    if goes_on:
+        workers[1].send(signal.SIGCONT)
+        for worker in workers:
+            worker.ends_well()
+    else:
+        assert workers[0].wait() == 75
+        assert 'does not answer (timed out). Gave up after 8 s' in workers[0].err[-1]
+        workers[1].kill()
+
+
+def test_run_sh_goes_on_without_one_of_ad_psgd(programs):
+    """And starts it again, alone."""
+    run = programs.run_sh('Gossip', '--restarts=1', '--log_every_n_steps=5', '--train_steps=400',
+                          '--straggler=0:0.03,1:0.03,2:0.03', WORKERS=3)
+    run.wait_for(STEP, 4)
+    worker, = [each for each in run.left() if any('worker.py' in word for word in each.cmdline())
+               and '"index": 1' in each.environ().get('TF_CONFIG', '')]
+    worker.kill()
+    run.wait_for(r'run.sh: worker 1 was killed \(SIGKILL\); the others go on; restart 1 of 1')
+    run.wait_for(r'worker 1: joins at step [1-9]\d* of 400, .+')
+    assert run.wait() == 0
+    assert 'the mean of 3 replicas' in run.matches(MEAN)[-1].group()
