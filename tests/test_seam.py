@@ -23,8 +23,7 @@ from tfdist.scheme.toy import Problem
 
 from conftest import load_program, ROOT
 
-FOLDERS = sorted(path.parent.name for path in ROOT.glob('*/worker.py')
-                 if 'class Scheme(' in path.read_text(encoding='utf-8'))
+FOLDERS = schemes.folders()
 # By what a scheme becomes another one, besides its own defaults.
 MODES = {
     'DC-ASGD': [dict(variance='adaptive', lambda_0=0.125),
