@@ -15,8 +15,8 @@ BARE = 'bare limit'  # no folder: the plainest loop in one process, of bench.py
 GROUPS = 'one process', 'asynchronous, in each step', 'asynchronous, in windows', 'synchronous'
 
 
-class Settings(collections.namedtuple('Settings', 'workers flags together note gallery',
-                                      defaults=(None, (), None, '', True))):
+class Settings(collections.namedtuple('Settings', 'workers flags together note gallery update',
+                                      defaults=(None, (), None, '', True, None))):
     """What the programs do not say.
 
     Attributes:
@@ -25,6 +25,8 @@ class Settings(collections.namedtuple('Settings', 'workers flags together note g
       together: bool or None, whether all workers make each update together; None: as Scheme says.
       note: string, what is not the same in spite of that.
       gallery: bool, whether it takes the models of the gallery.
+      update: int or None, the local steps of all workers in an update, if these do not depend on
+        how many workers there are.
     """
 
 
@@ -33,6 +35,9 @@ SETTINGS = {
     'Distributed-Setup': Settings(workers=1),
     'Distributed-MNIST': Settings(note='Adam'),
     'Elastic-Workers': Settings(flags=('--join_at=', '--leave_at=')),
+    # A tenth of 100 clients, with 15 batches of 5 each.
+    'FedAvg': Settings(flags=('--eval_every_secs=0',), together=True, note='batches of 5',
+                       gallery=False, update=150),
     'In-Graph-Replication': Settings(workers=2, together=True),
     'Model-Parallel': Settings(workers=2, flags=('--hidden_units=128',), note='momentum',
                                gallery=False),
@@ -102,6 +107,8 @@ class Example:
 
     def steps_of_update(self, workers, window):
         """Returns how many local steps, of all workers, there are to one global step."""
+        if self.settings.update:
+            return self.settings.update
         at_once = max(workers, 2) if self.settings.workers == 0 else workers
         return window * (at_once if self.synchronous else 1)
 
