@@ -4,7 +4,11 @@ from tfdist.start.quiet import tf
 
 
 class FedAdam(tf.train.Optimizer):
-    """a <- beta_1 a + (1 - beta_1) G;  v <- beta_2 v + (1 - beta_2) G^2;  c <- c - nu a / (sqrt v + tau).
+    """The rule, elementwise, with G in the place of a gradient; a and v begin at 0.
+
+        a <- beta_1 * a + (1 - beta_1) * G
+        v <- beta_2 * v + (1 - beta_2) * G^2
+        c <- c - learning_rate * a / (sqrt(v) + tau)
 
     `tf.train.AdamOptimizer` divides a and v by 1 - beta^t, which is another rule.
 
@@ -12,7 +16,7 @@ class FedAdam(tf.train.Optimizer):
     """
 
     def __init__(self, learning_rate, beta_1=0.9, beta_2=0.99, tau=1e-3):
-        """Takes nu, the shares of a and of v that a step keeps, and the tau beside the root."""
+        """Takes the step size, the shares of a and of v that a step keeps, and tau."""
         super().__init__(use_locking=False, name='FedAdam')
         self._rate, self._beta_1, self._beta_2, self._tau = learning_rate, beta_1, beta_2, tau
 

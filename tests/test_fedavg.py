@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tfdist.scheme import local_rules
+from tfdist.scheme import local_rules, recipe
 from tfdist.scheme.toy import Problem
 
 from conftest import digits, load_program
-from processes import DID, TEST, TESTED, wait_until
+from processes import DID, STEP, Tasks, TEST, TESTED, wait_until
 import test_synchronous
 
 FOLDER = 'FedAvg'
@@ -35,7 +35,8 @@ class Worker:
       counted: list of lists, how many clients and examples were in each round; the chief's.
     """
 
-    def __init__(self, cluster, container, task_index, num_workers, examples, hparams, start):
+    def __init__(self, cluster, container, task_index, num_workers, examples, hparams, start,
+                 its_recipe=None):
         self.program, self._config = load_program(FOLDER), cluster.config(task_index)
         clients = self.program.clients
         self.graph, device = tf.Graph(), f'/job:worker/task:{task_index}'
@@ -58,8 +59,9 @@ class Worker:
                            * int(np.prod(value.shape.as_list())) / 2
                            for value in values), tf.constant(0.)
 
-            self.scheme = self.program.Scheme(Problem(loss_at, self.variables), global_step,
-                                              hparams, task_index, num_workers, turn)
+            self.scheme = self.program.Scheme(
+                Problem(loss_at, self.variables, its_recipe), global_step, hparams, task_index,
+                num_workers, turn)
             self.rounds = self.program.rounds.Rounds(self.scheme, global_step, hparams, task_index)
             self._note_what_counts()
             initialize = tf.global_variables_initializer()
@@ -121,10 +123,10 @@ def workers(cluster, request):
     """Makes workers that have not begun: so many, with these examples, and changes of the flags."""
     made = []
 
-    def make(number=1, examples=THREE, start=(8.,), **changes):
+    def make(number=1, examples=THREE, start=(8.,), its_recipe=None, **changes):
         container = re.sub(r'[^A-Za-z0-9]', '.', f'clients-{request.node.name}-{len(made)}')
         hparams = types.SimpleNamespace(**dict(FLAGS, **changes))
-        mine = [Worker(cluster, container, i, number, examples, hparams, start)
+        mine = [Worker(cluster, container, i, number, examples, hparams, start, its_recipe)
                 for i in range(number)]
         made.extend(mine)
         return mine
@@ -351,6 +353,21 @@ def test_a_local_rule_keeps_nothing_from_client_to_client(workers, monkeypatch):
     assert alone(workers, 2, (0,), (1,), clients=2, examples=[0., 16.]) == [0, 16]
 
 
+def test_a_recipe_is_that_of_local_steps(workers, toy):
+    """Each gradient is clipped; the schedule counts local steps; the decay is that of x."""
+    def schedule(step, examples):
+        return 1 / (1 + tf.cast(examples, tf.float32))
+
+    its_recipe = recipe.Recipe(schedule=schedule, clip_norm=3., weight_decay=0.1)
+    same = dict(train_steps=3, batch_size=2, its_recipe=its_recipe)
+    found = together(workers(1, [0., 4., 0., 4.], clients=2, **same))[0]
+    made = toy('Local-SGD', (0, 4), communication_window=2, replicas_to_aggregate=None, **same)
+    for _ in range(3):
+        expected = test_synchronous.together(made)
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert found > 5, 'without the recipe it would be at 2.09'
+
+
 # Tickets and admissions: who is late, dies, or begins again.
 
 def test_with_no_client_at_the_deadline_the_next_one_closes_the_round(workers):
@@ -530,3 +547,20 @@ def test_a_run(programs, flags, least):
     steps = sum(int(match['local_steps']) for match in run.matches(DID))
     assert (steps == 100 * 10 * 15) == (not flags), 'with classes some have more, some have fewer'
     assert len(run.matches(TESTED)) > 1
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize('job, index', [('worker', 1), ('worker', 0), ('ps', 1)])
+def test_a_task_that_is_killed_and_started_again(programs, tmp_path, job, index):
+    """The round comes to its end, and the run to its accuracy."""
+    tasks = Tasks(programs, num_ps=2, num_workers=3, folder=FOLDER, flags=[
+        '--train_steps=60', '--log_every_n_steps=100', '--straggler=0:0.005,1:0.005,2:0.005',
+        f'--model_dir={tmp_path}', '--save_checkpoint_secs=1', '--patience_secs=60'])
+    running = {(job, i): tasks.start(job, i) for job, number in (('ps', 2), ('worker', 3))
+               for i in range(number)}
+    running['worker', 1].wait_for(STEP)
+    running[job, index].kill()
+    running[job, index] = tasks.start(job, index)
+    for task in running.values():
+        task.ends_well()
+    assert float(running['worker', 0].wait_for(TEST)['accuracy']) > 0.9

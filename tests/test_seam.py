@@ -21,7 +21,8 @@ from tfdist.scheme import seam
 from tfdist.scheme.seam import feed
 from tfdist.scheme.toy import Problem
 
-from conftest import load_program, ROOT
+from conftest import load_program
+import schemes
 
 FOLDERS = schemes.folders()
 # By what a scheme becomes another one, besides its own defaults.
