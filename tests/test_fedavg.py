@@ -417,15 +417,17 @@ def test_a_worker_that_died_with_a_ticket_gives_it_back_when_it_begins_again(wor
     one, other = workers(2, train_steps=1)
     one.begin()
     other.begin()
-    assert other.take() and other.ticket()[1] == 0
-    former = other.session
+    assert other.take()
+    former, ticket, turn = other.session, other.ticket(), other.scheme.turn
+    assert ticket[1] == 0
     other.new_session()
     other.begin()
     trained = []
     for _ in range(3):
         assert one.take()
         trained.append(one.ticket()[1])
-        if len(trained) == 2:
+        if len(trained) == 2:  # sessions on one server share the variable; a life has its own
+            former.run(turn.ticket.initializer, {turn.ticket.initial_value: ticket})
             assert former.run(other.scheme.train_op)['dropped'] == 1
         one.train()
     assert trained == [1, 2, 0]
