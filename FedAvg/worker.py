@@ -170,6 +170,9 @@ def train_clients(_):
     # Distributed: a session waits for all tasks that it sees. These see the ps and this worker.
     config = servers.config(device_filters=['/job:ps', worker_device])
     everyone = clients.of_model(model, FLAGS)
+    if is_chief and everyone.most_steps > 50:
+        console.say('worker 0', f'a client makes up to {everyone.most_steps} local steps in a '
+                    'round: a graph with all of them takes a while to build')
     # Distributed: the ps and this worker reach each other through their servers.
     server = tf.train.Server(cluster_spec, 'worker', task_index, config=config)
 
