@@ -66,7 +66,7 @@ class Scheme(seam.Seam):
 
     tables_stay_on_ps = False  # a replica is whole
     not_recorded = 'there is no center that is pulled and pushed'
-    not_played = 'each worker has variables of its own, and changes those of others'
+    not_simulated = 'each worker has variables of its own, and changes those of others'
 
     def local_steps_per_count(self, hparams):
         return self.num_workers

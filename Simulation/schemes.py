@@ -9,9 +9,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def folders():
-    """Returns the names of all folders whose workers have a scheme that can be played, sorted."""
-    return sorted(path.parent.name for path in ROOT.glob('*/worker.py')
-                  if _has_scheme(path) and 'not_played = ' not in path.read_text(encoding='utf-8'))
+    """Returns the names of all folders whose workers have a scheme to simulate, sorted."""
+    return sorted(path.parent.name for path in ROOT.glob('*/worker.py') if _has_scheme(path)
+                  and ' not_simulated = ' not in path.read_text(encoding='utf-8'))
 
 
 def _has_scheme(path):
@@ -40,7 +40,7 @@ def load(name):
       one, with the flags as they are then.
 
     Raises:
-      SystemExit: if the folder has no scheme, or one that cannot be played.
+      SystemExit: if the folder has no scheme, or one that is not simulated.
     """
     folder = ROOT / name if (ROOT / name).is_dir() else pathlib.Path(name)
     path = folder / 'worker.py'
@@ -54,8 +54,8 @@ def load(name):
     sys.path.insert(0, str(folder.resolve()))
     try:
         program = importlib.import_module('worker')
-        if program.Scheme.not_played:
-            sys.exit(f'--scheme={name} is not simulated: {program.Scheme.not_played}.')
+        if program.Scheme.not_simulated:
+            sys.exit(f'--scheme={name}: it is not simulated: {program.Scheme.not_simulated}.')
         if 'prepare_data' in own:
             return program, functools.partial(importlib.import_module('prepare_data').main, [])
         return program, lambda: None

@@ -15,8 +15,8 @@ BARE = 'bare limit'  # no folder: the plainest loop in one process, of bench.py
 GROUPS = 'one process', 'asynchronous, in each step', 'asynchronous, in windows', 'synchronous'
 
 
-class Settings(collections.namedtuple('Settings', 'workers flags together note gallery own_steps',
-                                      defaults=(None, (), None, '', True, False))):
+class Settings(collections.namedtuple('Settings', 'workers flags together note gallery own_steps '
+                                      'update', defaults=(None, (), None, '', True, False, None))):
     """What the programs do not say.
 
     Attributes:
@@ -26,6 +26,8 @@ class Settings(collections.namedtuple('Settings', 'workers flags together note g
       note: string, what is not the same in spite of that.
       gallery: bool, whether it takes the models of the gallery.
       own_steps: bool, whether each worker counts its own steps: they exchange parameters in pairs.
+      update: int or None, the local steps of all workers in an update, if these do not depend on
+        how many workers there are.
     """
 
 
@@ -34,6 +36,9 @@ SETTINGS = {
     'Distributed-Setup': Settings(workers=1),
     'Distributed-MNIST': Settings(note='Adam'),
     'Elastic-Workers': Settings(flags=('--join_at=', '--leave_at=')),
+    # A tenth of 100 clients, with 15 batches of 5 each.
+    'FedAvg': Settings(flags=('--eval_every_secs=0',), together=True, note='batches of 5',
+                       gallery=False, update=150),
     'Gossip': Settings(own_steps=True),
     'In-Graph-Replication': Settings(workers=2, together=True),
     'Model-Parallel': Settings(workers=2, flags=('--hidden_units=128',), note='momentum',
@@ -106,6 +111,8 @@ class Example:
 
     def steps_of_update(self, workers, window):
         """Returns how many local steps, of all workers, there are to one global step."""
+        if self.settings.update:
+            return self.settings.update
         at_once = max(workers, 2) if self.settings.workers == 0 else workers
         return window * (at_once if self.synchronous or self.settings.own_steps else 1)
 

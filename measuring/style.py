@@ -26,7 +26,7 @@ FOLDERS = {
                                  'AEAMSGD'],
     'synchronous': ['Synchronous-SGD', 'Ring-AllReduce', 'Local-SGD', 'SAGN',
                     'Synchronous-SGD-different-learning-rates', 'In-Graph-Replication',
-                    'Model-Parallel', 'DiLoCo']}
+                    'Model-Parallel', 'DiLoCo', 'FedAvg']}
 
 
 def look_of(folder):

@@ -117,7 +117,8 @@ def test_the_rate_counts_while_all_train():
     ('Distributed-Setup', 1, 1, 1), ('HogWild', 4, 1, 1), ('AGN', 4, 10, 10),
     ('Synchronous-SGD', 4, 1, 4), ('Ring-AllReduce', 3, 1, 3), ('Local-SGD', 4, 10, 40),
     ('Gossip', 4, 1, 4),
-    ('In-Graph-Replication', 2, 1, 2), ('Model-Parallel', 2, 1, 1), ('Distributed-MNIST', 2, 1, 1)])
+    ('In-Graph-Replication', 2, 1, 2), ('Model-Parallel', 2, 1, 1), ('Distributed-MNIST', 2, 1, 1),
+    ('FedAvg', 4, 1, 150)])
 def test_local_steps_of_an_update(folder, workers, window, steps):
     assert Example(folder).steps_of_update(workers, window) == steps
 
@@ -164,7 +165,7 @@ def test_the_gallery_is_compared_where_it_makes_sense():
         for name in ('clicks', 'feature_columns', 'keras_layers', 'lstm', 'mnist', 'resnet',
                      'teacher')}
     jobs = compare.Plan(examples(), 1000).with_models(['resnet', 'clicks'])
-    without = {'Work-Queue', 'Model-Parallel'}  # each has a reason, and says so
+    without = {'FedAvg', 'Work-Queue', 'Model-Parallel'}  # each has a reason, and says so
     assert [(job.model, job.folder) for job in jobs] == [
         (model, name) for model in ('resnet', 'clicks') for name in folders()
         if name not in without]

@@ -21,11 +21,10 @@ from tfdist.scheme import seam
 from tfdist.scheme.seam import feed
 from tfdist.scheme.toy import Problem
 
-from conftest import load_program, ROOT
+from conftest import load_program
+import schemes
 
-FOLDERS = sorted(path.parent.name for path in ROOT.glob('*/worker.py')
-                 if 'class Scheme(' in path.read_text(encoding='utf-8')
-                 and 'not_played = ' not in path.read_text(encoding='utf-8'))
+FOLDERS = schemes.folders()
 # By what a scheme becomes another one, besides its own defaults.
 MODES = {
     'DC-ASGD': [dict(variance='adaptive', lambda_0=0.125),

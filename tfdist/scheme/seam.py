@@ -83,8 +83,8 @@ class Seam:
         dict of tensors, as `push`. None if `push` is the only one.
       not_recorded: string, why the order of pulls and pushes does not determine a run of this
         scheme, so that `recorder` cannot record it; None if it does.
-      not_played: string, why one session cannot play all workers of this scheme, as the simulation
-        does; None if it can.
+      not_simulated: string, why one scheme in one session cannot play all workers, so that the
+        simulation leaves it out; None if it can.
       hooks: list of `tf.train.SessionRunHook` that the scheme needs.
       tables_stay_on_ps: bool, whether the scheme can leave a table on the ps and read its rows.
         Otherwise each worker has the whole table.
@@ -103,7 +103,7 @@ class Seam:
     pulls: Optional[list] = None
     pushes: Optional[list] = None
     not_recorded: Optional[str] = None
-    not_played: Optional[str] = None
+    not_simulated: Optional[str] = None
     asks_for_sums = True
     tables_stay_on_ps = True
 
@@ -168,7 +168,8 @@ class Seam:
     def _check(self):
         """Ends the program if an attribute has another type than this class documents."""
         lists = dict.fromkeys(('pull', 'pushed', 'stamps', 'own', 'sums', 'hooks'), list)
-        optional = dict(gate=Gate, pulls=list, pushes=list, not_recorded=str, finish=dict)
+        optional = dict(gate=Gate, pulls=list, pushes=list, not_recorded=str, not_simulated=str,
+                        finish=dict)
         for name, kind in dict(lists, computed=dict, push=dict, **optional).items():
             value = getattr(self, name, None)
             if not isinstance(value, kind) and not (value is None and name in optional):

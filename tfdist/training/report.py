@@ -52,9 +52,11 @@ class Progress:
 
         Args:
           result: dict of numbers or arrays of numbers: 'global_step' after the run; 'loss' and the
-            metrics, means over the run's batches; other figures, such as 'staleness'; and
-            'last_step' if training may end early.
-          local_steps: int, the number of batches on which the run trained.
+            metrics, means over the run's batches; other figures, such as 'staleness';
+            'last_step' if training may end early; and 'local_steps' if that differs from run to
+            run.
+          local_steps: int, the number of batches on which the run trained, if the result does not
+            say it.
 
         Raises:
           SystemExit: if the loss is not finite.
@@ -65,7 +67,7 @@ class Progress:
         if not math.isfinite(result['loss']):
             sys.exit(f'{self._name}: the loss is {result["loss"]} at step {self.global_step}: '
                      'training diverged. Try a smaller --learning_rate.')
-        self._line.add(result, local_steps)
+        self._line.add(result, int(result.get('local_steps', local_steps)))
         if self._line.local_steps >= FLAGS.log_every_n_steps:
             self.say(f'step {self.global_step} of {FLAGS.train_steps}, {self._line.words()}')
             self.write(self._line.means())
@@ -141,7 +143,7 @@ class _Period:
 
     def _sum_up(self):
         for key in self._results[0] if self._results else ():
-            if key not in ('global_step', 'last_step'):
+            if key not in ('global_step', 'last_step', 'local_steps'):
                 column = np.concatenate([np.ravel(result[key]) for result in self._results])
                 self._sums[key] += float(column.sum())
                 self._counts[key] += len(column)

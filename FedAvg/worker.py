@@ -1,0 +1,224 @@
+"""FedAvg: clients train on examples of their own, and the center goes to the mean of their models.
+
+    round: the chief draws clients, and puts a ticket for each into a queue
+    take a ticket: a client k, and its round
+    x_k <- c                                                                    pull
+    epochs times, for each batch of client k:  x_k <- x_k - learning_rate * g(x_k)
+    admission: only if the round is still open
+    G <- sum over those admitted of n_k (c - x_k), by the sum of their n_k      push
+    c <- c - server_learning_rate * G
+
+n_k is how many examples client k has. What this worker keeps: nothing but its ticket, and a client
+keeps nothing from round to round. What it sends, once per client: n_k (c - x_k). See clients.py for
+who has which examples, and rounds.py for the tickets.
+
+Brendan McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+AISTATS 2017, arXiv 1602.05629, algorithm 1.
+
+How to start it: `bash run.sh` on this machine, or by hand on two hosts, alpha and beta:
+
+    HOSTS="--ps_hosts=alpha:2222 --worker_hosts=alpha:2223,beta:2223"
+    python ps.py $HOSTS --task_index=0         # on alpha
+    python worker.py $HOSTS --task_index=0     # on alpha
+    python worker.py $HOSTS --task_index=1     # on beta
+"""
+
+from absl import flags
+import find_library  # noqa: F401  (finds tfdist)
+from tfdist.cluster import liveness, membership, servers, shutdown
+from tfdist.model import building, model_file
+from tfdist.scheme import exchange, seam, transfer
+from tfdist.start import console
+from tfdist.synchronous import accumulators, stamps
+from tfdist.training import checkpoints, chief, evaluation, report, sessions, training_flags
+from tfdist.start.quiet import tf
+import clients
+import fedadam
+import rounds
+
+model = model_file.load()
+FLAGS = flags.FLAGS
+training_flags.define(model, train_steps=100, learning_rate=0.1, counted='rounds')
+FLAGS.set_default('batch_size', 5)  # a client has few examples
+FLAGS.set_default('eval_every_secs', 1)  # what clients say of themselves is of their own examples
+flags.DEFINE_integer('clients', 100, 'how many clients there are', lower_bound=1)
+flags.DEFINE_float('fraction', 0.1, 'share of the clients that takes part in a round',
+                   lower_bound=0, upper_bound=1)
+flags.DEFINE_integer('epochs', 5, 'how often a client trains on all its examples in a round',
+                     lower_bound=1)
+flags.DEFINE_integer('classes_per_client', None, 'sort the examples by class, and deal out so many '
+                     'pieces to each client; by default clients have some of all', lower_bound=1)
+flags.DEFINE_enum('server_optimizer', 'sgd', ['sgd', 'momentum', 'adam'], 'how the ps moves the '
+                  'center: FedAvg, FedAvgM or FedAdam')
+flags.DEFINE_float('server_learning_rate', None, 'nu, step size of the center; by default 1, and '
+                   '0.01 with adam', lower_bound=0)
+flags.DEFINE_float('server_momentum', 0.9, 'mu, share of the velocity of the center that is left '
+                   'in the next round, with momentum', lower_bound=0)
+
+
+class Scheme(seam.Seam):
+    """FedAvg: pull, a client's local steps, admission, push; a step of the center in each round.
+
+    Attributes:
+      turn: `clients.Turn`, the client that this worker trains.
+      admissions: `rounds.Admissions`.
+      accumulators: `accumulators.Accumulators`.
+      clock: `stamps.Clock`, of the rounds.
+      closed: int64 [2] tensor, the clients and the examples in the round that `complete` makes.
+    """
+
+    tables_stay_on_ps = False  # momentum moves every row, also those that no client reads
+    not_recorded = 'which clients a worker gets depends on when it asks'
+    not_simulated = 'its clients take turns on the workers, by tickets'
+
+    def __init__(self, network, global_step, hparams, task_index, num_workers, turn):
+        """Makes the ops; see the base class. The network has the batches of `turn`."""
+        self.turn = turn
+        self.local_steps = lambda _: turn.most_steps  # no need to read the examples once more
+        super().__init__(network, global_step, hparams, task_index, num_workers)
+
+    @staticmethod
+    def local_steps(hparams):
+        """Returns the number of local steps of the client that makes most."""
+        return clients.of_model(model, hparams).most_steps
+
+    def local_steps_per_count(self, hparams):
+        return clients.per_round(hparams.clients, hparams.fraction) * self.turn.most_steps
+
+    def make(self, network, global_step, hparams, task_index, num_workers):
+        variables, turn = network.variables, self.turn
+        in_a_round = clients.per_round(hparams.clients, hparams.fraction)
+        with tf.device(self.worker_device(task_index)):
+            rule = network.local_rule(hparams.learning_rate)  # never kept: each client begins at 0
+        self.pull = exchange.pull(variables, global_step)
+        center = transfer.to_worker(self.pull[1:])
+        x, figures = center, []
+        rule.pulled(self.pull[0], in_a_round)
+        for i in range(turn.most_steps):
+            gradients, of_batch = network.gradients_at(x)
+            # A client with fewer steps stays where it is after its last one.
+            its_own = tf.less(tf.constant(i, tf.int64), turn.steps)
+            x = [tf.where(its_own, new, old) for new, old in zip(rule.step(x, gradients), x)]
+            figures.append({name: tf.where(its_own, value, tf.zeros_like(value))
+                            for name, value in of_batch.items()})
+        steps = tf.cast(turn.steps, tf.float32)
+        self.computed = {name: tf.add_n([each[name] for each in figures]) / steps
+                         for name in figures[0]}
+        self.computed['local_steps'] = turn.steps
+        self.pushed = [tf.cast(turn.examples, change.dtype) * change
+                       for change in exchange.add(center, x, -1)]
+        self.clock = stamps.Clock(global_step)
+        self.admissions = rounds.Admissions(global_step.device, task_index)
+        self.accumulators = accumulators.Accumulators(variables)
+        self._make_push(network, global_step, in_a_round)
+        self._make_complete(network, global_step, hparams)
+
+    def _make_push(self, network, global_step, in_a_round):
+        """Makes `push`: asks to be admitted once all is on the ps, and then adds it."""
+        arrived = exchange.arrive(transfer.to_ps(self.pushed, network.variables),
+                                  network.variables)
+        ticket = self.turn.ticket.read_value()
+        with tf.control_dependencies(arrived):
+            admitted = self.admissions.admit(ticket, self.turn.examples)
+        with tf.device(global_step.device):
+            # What is stamped with -1 is older than any round, and is dropped.
+            stamp = tf.where(admitted, ticket[0], -tf.ones_like(ticket[0]))
+            refused = 1 - tf.cast(admitted, tf.float32)
+        pushes = self.accumulators.push(arrived, stamp)
+        if network.state:  # what the model itself assigns becomes the mean over the clients
+            pushes.append(network.state.push((1 - refused) / in_a_round))
+        with tf.control_dependencies(pushes):
+            self.push = {'global_step': exchange.read(global_step), 'dropped': refused}
+
+    def _make_complete(self, network, global_step, hparams):
+        """Makes `complete`: once a round is closed, the step of the center with its mean."""
+        variables = network.variables
+        self.closed = self.admissions.closed
+        with tf.device(global_step.device):
+            admitted, examples = tf.unstack(self.closed)
+        # Accumulators give the mean of what was pushed, and n_k stands in it already.
+        means = self.accumulators.take(tf.cast(admitted, tf.int32), admitted)
+        changes = []
+        for variable, mean in zip(variables, means):
+            with tf.device(variable.device):
+                changes.append(mean * tf.cast(admitted / examples, mean.dtype))
+        with tf.device(global_step.device):
+            update = server_optimizer(hparams).apply_gradients(list(zip(changes, variables)))
+            with tf.control_dependencies([update]):
+                self.complete = global_step.assign_add(1)
+        network.constrains = True
+        if network.averages:
+            self.complete = network.averages.follow(self.complete)
+
+
+def server_optimizer(hparams):
+    """Returns the `tf.train.Optimizer` of the center, which gets G in the place of a gradient."""
+    kind, rate = hparams.server_optimizer, hparams.server_learning_rate
+    if kind == 'adam':
+        return fedadam.FedAdam(0.01 if rate is None else rate)
+    rate = 1. if rate is None else rate
+    if kind == 'momentum':
+        return tf.train.MomentumOptimizer(rate, hparams.server_momentum)
+    return tf.train.GradientDescentOptimizer(rate)
+
+
+def train_clients(_):
+    resolver = membership.resolve('worker')
+    cluster_spec, task_index = resolver.cluster_spec(), resolver.task_id
+    is_chief = task_index == 0
+    worker_device = f'/job:worker/task:{task_index}'
+    # Distributed: a session waits for all tasks that it sees. These see the ps and this worker.
+    config = servers.config(device_filters=['/job:ps', worker_device])
+    everyone = clients.of_model(model, FLAGS)
+    if is_chief and everyone.most_steps > 50:
+        console.say('worker 0', f'a client makes up to {everyone.most_steps} local steps in a '
+                    'round: a graph with all of them takes a while to build')
+    # Distributed: the ps and this worker reach each other through their servers.
+    server = tf.train.Server(cluster_spec, 'worker', task_index, config=config)
+
+    tf.set_random_seed(FLAGS.seed)
+    # Distributed: the variables go to the ps in turn, for all workers; other ops to this worker.
+    with tf.device(tf.train.replica_device_setter(cluster=cluster_spec,
+                                                  worker_device=worker_device)):
+        global_step = tf.train.get_or_create_global_step()
+        # Distributed: whose examples to train on comes from a queue on a ps, a ticket at a time.
+        with tf.device(worker_device):
+            turn = everyone.in_turn()
+        network = building.Network(model, turn.batches, training_flags.straggler_delay(task_index),
+                                   Scheme.tables_stay_on_ps)
+        test = evaluation.Test(model, network.at_variables, is_chief, network.tested_values)
+        scheme = Scheme(network, global_step, FLAGS, task_index,
+                        cluster_spec.num_tasks('worker'), turn)
+        its_rounds = rounds.Rounds(scheme, global_step, FLAGS, task_index)
+
+    trainer = sessions.Trainer.of(scheme, test)
+    # Distributed: worker 0, the chief, saves and tests; another worker does while it is away.
+    chief_role = chief.Role(resolver, test)
+    # Distributed: the ps end when every worker has said that it is done.
+    hooks = [its_rounds, trainer, chief_role, shutdown.SayDone(resolver)]
+    # Distributed: no silent wait for a ps that does not answer.
+    liveness.watch(resolver, over=test.is_over)
+    # Distributed: the chief makes or restores the parameters; the others wait for these.
+    if is_chief:
+        session = tf.train.MonitoredTrainingSession(
+            server.target, is_chief=True, checkpoint_dir=FLAGS.model_dir,
+            scaffold=checkpoints.chief_scaffold(FLAGS.model_dir, resolver), hooks=hooks,
+            config=config, save_checkpoint_secs=FLAGS.save_checkpoint_secs,
+            save_summaries_steps=None, save_summaries_secs=None, log_step_count_steps=None)
+    else:
+        session = tf.train.MonitoredSession(
+            sessions.WorkerSessionCreator(server.target, config, chief_role), hooks)
+
+    with session:
+        progress = report.Progress(f'worker {task_index}', session.run(global_step), is_chief,
+                                   model)
+        while progress.goes_on() and not session.should_stop():
+            trainer.train_for_a_second(session, progress, turn.most_steps,
+                                       chief_role.now_and_then,
+                                       goes_on=lambda: its_rounds.take(progress))
+        progress.done()
+        chief_role.at_the_end(session, progress)
+
+
+if __name__ == '__main__':
+    console.run(train_clients)
