@@ -50,13 +50,13 @@ class Accumulators:
                     self.all.append(tf.ConditionalAccumulator(
                         dtype, variable.shape, shared_name=name))
 
-    def push(self, gradients, stamp, worker):
+    def push(self, gradients, stamp, worker=None):
         """Returns a list of ops that add gradients, unless their stamp is old.
 
         Args:
           gradients: list of tensors of the variables' shapes, on their devices.
           stamp: int64 scalar tensor, the step to which the gradients belong.
-          worker: int64 scalar tensor, the index of the worker.
+          worker: int64 scalar tensor, the index of the worker, for a robust mean.
         """
         ops = []
         for accumulator, variable, gradient in zip(self.all, self._variables, gradients):
