@@ -29,6 +29,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from processes import (checkpoints, examples, listens, Programs, RESUMES, ROOT,  # noqa: E402
                        STEP, Tasks, TEST, trainer)
+from measuring.folders import Example  # noqa: E402
 import matrix  # noqa: E402
 
 FAULTS_SECS = 45  # of each round
@@ -86,12 +87,14 @@ class Round:
         source = scheme(folder)
         window = re.search(r"(?:communication_window=|'n_push', )(\d+)", source)
         steps = STEPS_PER_SEC * FAULTS_SECS
-        together = 'barrier.Synchronous' in source or 'ring.Ring' in source
+        update = Example(folder).settings.update or int(window[1] if window else 1)
+        together = ('barrier.Synchronous' in source or 'ring.Ring' in source
+                    or Example(folder).settings.own_steps)
         self._trainer = 'worker' if trainer(ROOT / folder) == 'worker' else 'chief'
         flags = draw_flags(seed, folder, directory)
         self._tasks = Tasks(self._programs, num_ps=2 * has_ps, num_workers=4, folder=folder,
                             python=sys.executable, flags=[
-            f'--train_steps={steps * (1 if together else 4) // int(window[1] if window else 1)}',
+            f'--train_steps={steps * (1 if together else 4) // update}',
             '--log_every_n_steps=200', '--save_checkpoint_secs=5', '--patience_secs=60',
             *([RATE] if self._trainer == 'worker' else []),
             f'--model_dir={self._model_dir}', *flags, *self._prepare(folder, directory)])
