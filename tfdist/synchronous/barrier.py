@@ -5,7 +5,7 @@ import time
 
 from absl import flags
 from tfdist.cluster import patience
-from tfdist.scheme import exchange, seam, tables, transfer, volatile_table
+from tfdist.scheme import compression, exchange, seam, tables, transfer, volatile_table
 from tfdist.synchronous import (accumulators, contributions, entrance, stamps, succession,
                                 tokens)
 from tfdist.training import sessions, stopping
@@ -246,12 +246,16 @@ class Synchronous(seam.Seam):
         """Makes the barrier, and from it the parts that push and complete; see `Barrier`."""
         # The state that the model assigns to becomes the mean of all workers' states.
         before = [network.state.push(1 / num_workers)] if network.state else []
+        compressed = compression.of(self, hparams)
+        self.own = self.own + compressed.own
+        self.pushed, gradients = compressed.sent(gradients)
         self.barrier = Barrier(optimizer, gradients, network.variables, global_step, hparams,
                                task_index, num_workers, before, network.averages)
         network.constrains = True
-        self.pushed, self.stamps = self.barrier.pushed, self.barrier.stamps
-        self.push, self.complete = self.barrier.push, self.barrier.complete
-        self.finish = self.barrier.finish
+        self.stamps, self.complete = self.barrier.stamps, self.barrier.complete
+        # Each by itself: in training only the second one knows whether the push was dropped.
+        self.push = compressed.arrived(self.barrier.push)
+        self.finish = compressed.arrived(self.barrier.finish)
         self.hooks = [self.barrier]
         if pushes_per_step(hparams, num_workers) < num_workers:
             self.not_recorded = ('a worker may pull while backup workers complete a step, and see '
