@@ -4,7 +4,6 @@ The toy problem: half squares around an optimum m, so that the gradient at x is 
 1/2. Numbers are worked out by hand.
 """
 
-import collections
 import contextlib
 import functools
 import types
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tfdist.scheme import compression, compressors, exchange, seam, tables
+from tfdist.scheme import compression, compressors, graphs, seam, tables
 from tfdist.scheme.toy import Problem
 
 from conftest import load_program
@@ -96,10 +95,10 @@ class ToNearest(compressors.Int8):
 
 
 class BareSign(compressors.Compressor):
-    """The sign alone, without a scale."""
+    """The sign alone, without a scale; that of 0 is +1."""
 
     def encode(self, vector, seed):
-        return tf.cast(tf.sign(vector), tf.int8)
+        return tf.where(vector >= 0, tf.ones_like(vector), -tf.ones_like(vector))
 
     def decode(self, sent, size, dtype):
         return tf.cast(sent, dtype)
@@ -128,11 +127,11 @@ def test_bytes_of_the_digits(name, total):
 
 
 @pytest.mark.parametrize('name, vector, arrives', [
-    ('bf16', [257, 0.1, -3e38, 1e-30], [256, 0.10009766, -2.9973144e38, 1.0018509e-30]),
+    ('bf16', [257, 0.1, -3e38, 1e-30], [256, 0.10009766, -3.00405527e38, 9.98402083e-31]),
     ('bf16', [259, 258, -257, 0], [260, 258, -256, 0]),  # of two as near, the even one
     ('fp16', [70000, -1e6, 1e-8, 0.1], [65504, -65504, 0, 0.099975586]),
     ('sign', [3, -1, 0, -4], [2, -2, 2, -2]),
-    ('sign', [-1] * 9 + [1, 6], [-1.5] * 9 + [1.5, 1.5]),
+    ('sign', [-2] * 9 + [1, 3], [-2] * 9 + [2, 2]),
     ('topk:0.5', [1, -3, 2, 0.5], [0, -3, 2, 0]),
     ('topk:0.5', [1, 1, 1, 1], [1, 1, 0, 0]),
     ('topk:0.01', [1, -3, 2, 0.5], [0, -3, 0, 0]),
@@ -262,10 +261,10 @@ def test_what_is_large_on_each_worker_but_cancels(workers, monkeypatch, third, c
     made = workers('Synchronous-SGD', ms, steps=400, **options)
     assert [together(made) for _ in centers] == [pytest.approx(each, abs=1e-6)
                                                  for each in centers]
-    if third:
+    if third:  # it goes around the optimum, which is (0, 1)
         for _ in range(400 - len(centers)):
             last = together(made)
-        assert last == pytest.approx([0, 0.99837184], abs=1e-5)
+        assert last == pytest.approx([0, 0.99837184], abs=5e-4)  # rounded 400 times
 
 
 def test_the_residuals_of_the_first_example(workers):
@@ -318,15 +317,17 @@ def test_signs_in_a_valley(monkeypatch):
 
 
 def test_pushes_in_few_bits_add_up_where_a_center_in_few_bits_stands_still(workers):
-    worker, = workers('HogWild', [0], start=[256.], learning_rate=1., loss_scale=0.,
-                      compression='bf16')
+    """Eight steps of 1/2 from 256; to a center of bfloat16 each of them would be nothing."""
+    worker, = workers('HogWild', [0], start=[256.], compression='bf16')
+    scheme, half = worker.scheme, tf.bfloat16.as_numpy_dtype(0.5)
+    center = tf.bfloat16.as_numpy_dtype(256)
+    with worker.graph.as_default():
+        sent = worker.session.run(compressors.Bfloat16().encode(tf.constant([1.]), None))
     for _ in range(8):
-        pulled = worker.pull()
-        fed = seam.feed(worker.scheme.pull, pulled)
-        half = worker.session.graph.get_tensor_by_name(worker.gradients[0].name)
-        fed[half] = 0.5
-        worker.session.run(worker.scheme.train_op, fed)
-    assert worker.center() == 256, 'the loss has no slope'
+        worker.session.run(scheme.push, seam.feed(
+            scheme.pull + scheme.pushed, [*worker.pull(), sent]))
+        center = tf.bfloat16.as_numpy_dtype(center - half)
+    assert (worker.center(), float(center)) == (252, 256)
 
 
 # Every scheme that has the flag.
@@ -394,7 +395,6 @@ def test_residuals_are_the_workers_own(workers, folder):
 @pytest.mark.parametrize('folder', FOLDERS)
 def test_residuals_change_after_the_push(workers, folder):
     """Each is assigned in the same run, and only when the push has arrived."""
-    from tfdist.scheme import graphs
     worker, = workers(folder, [0], compression='sign')
     handles = {each.handle.op for each in worker.scheme.own if each.op.name.startswith('residual')}
     run = graphs.ancestors(worker.scheme.train_op.values())
@@ -470,6 +470,8 @@ def test_many_workers_at_once(player, folder, needed):
     """In any order; who comes too late is dropped, and keeps its residual."""
     random = np.random.RandomState(1)
     ms = random.randint(-8, 8, size=5) / 4
+    # In numpy what is averaged there is pushed as gradients.
+    factor = test_seam.RATE if folder == 'Local-SGD' else 1
     played = player(folder, ms, [[0.5, -1., 3.]], [tf.float64], replicas_to_aggregate=needed,
                     compression='topk:0.3')
     rule = test_seam.RULES[folder](test_seam.flat(played.center()), len(ms))
@@ -490,7 +492,7 @@ def test_many_workers_at_once(player, folder, needed):
         for worker, pushed in computed[needed:]:
             assert played.push(worker, pulled, pushed)['dropped'] == 1
         for worker, each in enumerate(feedback):
-            assert played.own[worker][0] == pytest.approx(each.residual, abs=1e-9)
+            assert played.own[worker][0] == pytest.approx(factor * each.residual, abs=1e-9)
 
 
 # What is refused.
@@ -507,7 +509,7 @@ def test_a_table_is_refused():
         rows = tables.Rows(tf.get_variable('words', [10, 2]))
         scheme = types.SimpleNamespace(network=types.SimpleNamespace(variables=[rows]))
         hparams = types.SimpleNamespace(compression='int8')
-        with pytest.raises(SystemExit, match='^--compression=int8: words is a table, [^\n]*$'):
+        with pytest.raises(SystemExit, match='^--compression=int8: words is a table\. [^\n]*$'):
             compression.of(scheme, hparams)
         hparams.compression = 'none'
         assert compression.of(scheme, hparams).own == []
