@@ -18,11 +18,13 @@ from tfdist.scheme.toy import Problem
 
 from conftest import load_program
 import test_asynchronous
+import test_check
 import test_seam
+import test_simulation
 import test_synchronous
 from test_synchronous import Call, together
 
-player = test_seam.player  # a fixture
+player, checked, simulated = test_seam.player, test_check.checked, test_simulation.toy  # fixtures
 NAMES = ['bf16', 'fp16', 'int8', 'sign', 'topk:0.25', 'topk:1']
 TOGETHER = ['Synchronous-SGD', 'SAGN', 'Local-SGD', 'DiLoCo']
 FOLDERS = ['HogWild', 'DOWNPOUR-Easy', *TOGETHER]
@@ -423,6 +425,17 @@ def test_a_dropped_push_leaves_the_residual(workers):
 
 # One scheme plays many workers.
 
+@pytest.mark.parametrize('name', ['int8', 'topk:0.5'])
+@pytest.mark.parametrize('folder', FOLDERS)
+def test_parts_do_what_training_does(toy, player, folder, name):
+    test_seam.test_parts_do_what_training_does(toy, player, folder, dict(compression=name))
+
+
+@pytest.mark.parametrize('folder', FOLDERS)
+def test_each_part_does_its_own(player, folder):
+    test_seam.test_each_part_does_its_own(player, folder, dict(compression='int8'))
+
+
 class Shifted:
     """What a worker of any scheme pushes by top-1 of three with feedback, in numpy."""
 
@@ -495,7 +508,51 @@ def test_many_workers_at_once(player, folder, needed):
             assert played.own[worker][0] == pytest.approx(factor * each.residual, abs=1e-9)
 
 
+def largest_of_each(residual, x):
+    """Returns what arrives of a push of x by top-1 of the variables 0 and 1 to 2, and what is left.
+
+    Takes and returns vectors of three.
+    """
+    p = residual + x
+    arrives = np.array([p[0], *np.where(abs(p[1:]) == abs(p[1:]).max(), p[1:], 0)])
+    return arrives, p - arrives
+
+
+def test_simulated_workers(simulated):
+    """The residual is each worker's own, and as many bytes travel as of the encoded vectors."""
+    toy = simulated('HogWild', 4, step='lognormal:1ms:0.5', latency='1ms',
+                    changes=dict(compression='topk:0.5'))
+    center = test_seam.flat(test_simulation.START)
+    residuals, under_way = np.zeros((4, 3)), {}
+    for _, worker, what in toy.exchanges:
+        if what == 'pulls':
+            under_way[worker] = largest_of_each(residuals[worker], center - toy.ms[worker])
+        else:
+            arrives, residuals[worker] = under_way.pop(worker)
+            center = center - test_seam.RATE * arrives
+    assert test_seam.flat(toy.player.center()) == pytest.approx(center, rel=1e-9, abs=1e-9)
+    assert len(toy.pushed) == 60 and abs(residuals).max() > 0.01
+    assert {tuple(one.push_bytes()) for *_, one in toy.pushed} == {(12, 12)}  # int32 and float64
+
+
+def test_simulated_workers_at_a_barrier(simulated):
+    toy = simulated('Synchronous-SGD', 4, step='1ms', changes=dict(compression='topk:0.5'))
+    center, residuals = test_seam.flat(test_simulation.START), np.zeros((4, 3))
+    for _ in range(60):
+        pushes = [largest_of_each(*each) for each in zip(residuals, center - toy.ms[:, np.newaxis])]
+        arrive, residuals = map(np.array, zip(*pushes))
+        center = center - test_seam.RATE * arrive.mean(axis=0)
+    assert test_seam.flat(toy.player.center()) == pytest.approx(center, rel=1e-9, abs=1e-9)
+    assert {tuple(one.push_bytes()) for *_, one in toy.pushed} == {(12, 12)}
+
+
 # What is refused.
+
+def test_it_is_not_checked_against_plain_tensorflow(checked):
+    model = test_check.a_model(test_check.by_get_variable)
+    assert checked('HogWild', model, compression='sign') == (
+        [], 'check: plain TensorFlow has no --compression=sign: leave it out.')
+
 
 @pytest.mark.parametrize('name', ['int4', 'topk', 'topk:', 'topk:0', 'topk:1.5', 'topk:-1',
                                   'topk:nan', 'topk:x', 'bf16:2', ''])
@@ -509,7 +566,7 @@ def test_a_table_is_refused():
         rows = tables.Rows(tf.get_variable('words', [10, 2]))
         scheme = types.SimpleNamespace(network=types.SimpleNamespace(variables=[rows]))
         hparams = types.SimpleNamespace(compression='int8')
-        with pytest.raises(SystemExit, match='^--compression=int8: words is a table\. [^\n]*$'):
+        with pytest.raises(SystemExit, match='^--compression=int8: words is a table[.] [^\n]*$'):
             compression.of(scheme, hparams)
         hparams.compression = 'none'
         assert compression.of(scheme, hparams).own == []

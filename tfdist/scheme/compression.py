@@ -45,9 +45,9 @@ def of(scheme, hparams):
     variables = scheme.network.variables
     for variable in variables:
         if isinstance(variable, tables.Rows):
-            sys.exit(f'--compression={hparams.compression}: {variable.op.name} is a table. Only the '
-                     'rows of a batch travel, while a residual would be as large as the table, on '
-                     'each worker. Leave the compression out.')
+            sys.exit(f'--compression={hparams.compression}: {variable.op.name} is a table. Only '
+                     'rows of it travel, while a residual would be as large as the table, on each '
+                     'worker. Leave the compression out.')
     return Compression(compressors.by_name(hparams.compression), variables,
                        scheme.worker_device(scheme.task_index), scheme.task_index, scheme.pull[0])
 
