@@ -140,8 +140,9 @@ class Player:
         pulls, pushes = ([each for each in exchanges if isinstance(each, kind)]
                          for kind in (schedule.Pull, schedule.Push))
         self.pieces, self.pushes = pieces_of(exchanges), len(pushes)
-        may_be_fed = [*(tensor for pull in pulls for tensor in pull.tensors),
-                      *self.source.placeholders]
+        self._given = [*self.source.placeholders,
+                       *([] if scheme.worker is None else [scheme.worker])]
+        may_be_fed = [*(tensor for pull in pulls for tensor in pull.tensors), *self._given]
         self._push = [self._part(list(push.figures.values()), [
             *may_be_fed, *push.arrived, *scheme.stamps, *scheme.sums,
             *([gate.worker] if gate else [])]) for push in pushes]
@@ -188,7 +189,7 @@ class Player:
                 each.tensors[i].name in self._fed for each in pulls if i < len(each.tensors))]
             read = [scheme.pull[i] for i in [0, *taken]] + ([] if self._pulls else fetches[0])
             self._pulls.append(_Pull(
-                self._part(read, self.source.placeholders), taken,
+                self._part(read, self._given), taken,
                 [pull.tensors[i].name for i in taken], sizes[:len(pull.tensors)], compute,
                 [tensor.name for tensor in keeps], list(map(len, pushed))))
 
@@ -217,7 +218,7 @@ class Player:
         """
         pull = self._pulls[number]
         values = dict(one.fed) if one else dict(zip(
-            [tensor.name for tensor in self.source.placeholders], self.source.next(worker)))
+            [tensor.name for tensor in self._given], [*self.source.next(worker), worker]))
         step, *results = self._run(worker, pull.read, values)
         pulled, results = results[:len(pull.taken)], results[len(pull.taken):]
         values.update(zip(pull.names, pulled))

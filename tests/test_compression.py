@@ -65,8 +65,8 @@ class Pushes:
             self._vector = tf.placeholder(dtype, [size])
             self._step = tf.placeholder_with_default(tf.constant(0, tf.int64), [])
             variable = tf.get_variable('x', [size], dtype)
-            made = compression.Compression(compressor, [variable], None, task_index, self._step,
-                                           feedback)
+            made = compression.Compression(compressor, [variable],
+                                           tf.constant(task_index, tf.int64), self._step, feedback)
             (self._encoded,), (decoded,) = made.sent([self._vector])
             self._arrives = made.arrived({'sum': decoded})['sum']
             self._late = made.arrived({'sum': decoded, 'dropped': tf.constant(1.)})['sum']
@@ -183,6 +183,13 @@ def test_int8_draws_anew_in_each_step_on_each_worker_and_for_each_variable(worke
     worker, = workers('HogWild', [0], start=[vector, vector], compression='int8')
     one, other = worker.session.run(worker.scheme.pushed)
     assert one.tolist() != other.tolist()
+
+
+def test_simulated_workers_draw_different_numbers(simulated):
+    toy = simulated('Synchronous-SGD', 4, train_steps=1, ms=np.zeros(4),
+                    changes=dict(compression='int8'))
+    assert len(toy.pushed) == 4, 'all push the same gradient, in the same step'
+    assert len({tuple(np.concatenate(one.pushed[0])) for *_, one in toy.pushed}) > 1
 
 
 def test_eight_bits_by_hand():

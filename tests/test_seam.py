@@ -144,9 +144,10 @@ class Player:
     def compute(self, worker, pulled):
         """Returns what a worker pushes, and the figures of its batches."""
         self._put(worker)
+        whose = {} if self.scheme.worker is None else {self.scheme.worker: worker}
         result = self.session.run(
             [self.scheme.pushed, self.scheme.computed],
-            {self._played: self._ms[worker], **feed(self.scheme.pull, pulled)})
+            {self._played: self._ms[worker], **whose, **feed(self.scheme.pull, pulled)})
         self._take(worker)
         return result
 
@@ -252,7 +253,7 @@ def test_parts_do_what_training_does(toy, player, folder, changes):
                 assert same[name] == pytest.approx(figures[name], rel=1e-5), name
             assert len(own) == len(worker.scheme.own)
             for value, other in zip(worker.session.run(worker.scheme.own), own):
-                assert value == pytest.approx(other, rel=1e-5)
+                assert value == pytest.approx(other, rel=1e-5, abs=1e-6)
     for value, other in zip(workers[0].session.run(workers[0].variables), played.center()):
         assert value == pytest.approx(other, rel=1e-5)
         assert (value != 8).all()

@@ -34,7 +34,7 @@ def of(scheme, hparams):
     """Returns the `Compression` of what a scheme pushes, or `Uncompressed`.
 
     Args:
-      scheme: `seam.Seam` that has made its pull.
+      scheme: `seam.Seam` that has made its pull. With compression it gets its `worker`.
       hparams: object that may have the attribute `compression`.
 
     Raises:
@@ -48,8 +48,10 @@ def of(scheme, hparams):
             sys.exit(f'--compression={hparams.compression}: {variable.op.name} is a table. Only '
                      'rows of it travel, while a residual would be as large as the table, on each '
                      'worker. Leave the compression out.')
-    return Compression(compressors.by_name(hparams.compression), variables,
-                       scheme.worker_device(scheme.task_index), scheme.task_index, scheme.pull[0])
+    compressor = compressors.by_name(hparams.compression)
+    with tf.device(scheme.worker_device(scheme.task_index)):
+        scheme.worker = tf.constant(scheme.task_index, tf.int64)
+        return Compression(compressor, variables, scheme.worker, scheme.pull[0])
 
 
 class Uncompressed:
@@ -74,24 +76,22 @@ class Compression:
         be when the push under way has arrived. They are in no checkpoint.
     """
 
-    def __init__(self, compressor, variables, device, task_index, step, feedback=True):
-        """Makes the residuals.
+    def __init__(self, compressor, variables, worker, step, feedback=True):
+        """Makes the residuals, on the device of the scope.
 
         Args:
           compressor: `compressors.Compressor`.
           variables: list of `tf.Variable`, the center.
-          device: string or None, the device of the worker.
-          task_index: int, the index of the worker.
+          worker: int64 scalar tensor, the index of the worker.
           step: integer scalar tensor, the global step as pulled, another one in each run.
           feedback: bool, whether the residuals are added; without it they stay 0.
         """
         self._compressor, self._variables, self._feedback = compressor, variables, feedback
-        self._task_index, self._step = task_index, step
-        with tf.device(device):
-            self._residuals, self._following = (
-                [exchange.own_variable(tf.zeros(variable.shape, _dtype_of(variable)),
-                                       f'{name}/{variable.op.name}') for variable in variables]
-                for name in ('residual', 'next_residual'))
+        self._worker, self._step = worker, step
+        self._residuals, self._following = (
+            [exchange.own_variable(tf.zeros(variable.shape, _dtype_of(variable)),
+                                   f'{name}/{variable.op.name}') for variable in variables]
+            for name in ('residual', 'next_residual'))
         self.own = self._residuals + self._following
 
     def sent(self, tensors):
@@ -140,8 +140,7 @@ class Compression:
 
     def _seed(self, i):
         """Returns the seed of variable i in this step, see `compressors.Compressor.encode`."""
-        return tf.stack([tf.constant(self._task_index * len(self._variables) + i, tf.int64),
-                         tf.cast(self._step, tf.int64)])
+        return tf.stack([self._worker * len(self._variables) + i, tf.cast(self._step, tf.int64)])
 
     def _decoded(self, encoded, variable):
         """Returns what the ps makes of a vector, in the variable's shape and dtype."""

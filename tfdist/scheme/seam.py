@@ -69,6 +69,8 @@ class Seam:
         complete; None if there is nothing to wait for. If it has the figures of `computed`, too, it
         takes their place, and updates `own` at another time.
       own: list of `tf.Variable` that this worker keeps from one run to the next.
+      worker: int64 scalar tensor, the index of this worker, on which `pushed` depends beside `pull`
+        and `own`. Feed it to play another worker. None if `pushed` does not.
       sums: list of tensors, sums of `pushed` over all workers, which `push` waits for; empty if
         the workers do not sum up among themselves.
       asks_for_sums: bool, whether a worker asks another one for each piece of a sum, as TensorFlow
@@ -95,6 +97,7 @@ class Seam:
     complete: Optional[tf.Tensor] = None
     finish: Optional[dict] = None
     gate: Optional[Gate] = None
+    worker: Optional[tf.Tensor] = None
     pulls: Optional[list] = None
     pushes: Optional[list] = None
     not_recorded: Optional[str] = None
@@ -162,7 +165,8 @@ class Seam:
     def _check(self):
         """Ends the program if an attribute has another type than this class documents."""
         lists = dict.fromkeys(('pull', 'pushed', 'stamps', 'own', 'sums', 'hooks'), list)
-        optional = dict(gate=Gate, pulls=list, pushes=list, not_recorded=str, finish=dict)
+        optional = dict(gate=Gate, worker=tf.Tensor, pulls=list, pushes=list, not_recorded=str,
+                        finish=dict)
         for name, kind in dict(lists, computed=dict, push=dict, **optional).items():
             value = getattr(self, name, None)
             if not isinstance(value, kind) and not (value is None and name in optional):
