@@ -401,18 +401,31 @@ def test_residuals_are_the_workers_own(workers, folder):
         assert not any(np.any(worker.session.run(each)) for each in residuals)
 
 
+def keeping(worker):
+    """Returns the ops that a run of a worker needs before it assigns its residual, a set."""
+    handles = {each.handle.op for each in worker.scheme.own if each.op.name.startswith('residual')}
+    keep = [op for op in graphs.ancestors(worker.scheme.train_op.values())
+            if op.type == 'AssignVariableOp' and op.inputs[0].op in handles]
+    assert len(keep) == 1
+    return graphs.ancestors(keep)
+
+
 @pytest.mark.parametrize('folder', FOLDERS)
 def test_residuals_change_after_the_push(workers, folder):
-    """Each is assigned in the same run, and only when the push has arrived."""
+    """In the same run, and only when the push has arrived."""
     worker, = workers(folder, [0], compression='sign')
-    handles = {each.handle.op for each in worker.scheme.own if each.op.name.startswith('residual')}
-    run = graphs.ancestors(worker.scheme.train_op.values())
-    keep = [op for op in run if op.type == 'AssignVariableOp' and op.inputs[0].op in handles]
-    pushes = {op for op in run if op.type.endswith(
-        ('AccumulatorApplyGradient', 'ResourceApplyGradientDescent', 'AssignAddVariableOp'))}
-    assert len(keep) == 1 and pushes
-    assert pushes <= graphs.ancestors(keep) | {
-        op for op in pushes if 'ps' not in op.device}
+    pushes = {op for op in graphs.ancestors(worker.scheme.train_op.values())
+              if '/job:ps' in op.device and op.type.endswith(
+                  ('AccumulatorApplyGradient', 'ResourceApplyGradientDescent',
+                   'AssignAddVariableOp'))}
+    assert pushes and pushes <= keeping(worker)
+
+
+def test_with_backup_workers_residuals_change_when_the_step_is_complete(workers):
+    """Only then it is known whether the push counts."""
+    made = workers('Synchronous-SGD', [0, 0, 0], replicas_to_aggregate=2, compression='sign')
+    for worker in made:
+        assert 'QueueDequeueV2' in {op.type for op in keeping(worker)}
 
 
 def test_a_dropped_push_leaves_the_residual(workers):
