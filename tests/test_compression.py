@@ -425,7 +425,7 @@ def test_with_backup_workers_residuals_change_when_the_step_is_complete(workers)
     """Only then it is known whether the push counts."""
     made = workers('Synchronous-SGD', [0, 0, 0], replicas_to_aggregate=2, compression='sign')
     for worker in made:
-        assert 'QueueDequeueV2' in {op.type for op in keeping(worker)}
+        assert 'QueueDequeueManyV2' in {op.type for op in keeping(worker)}
 
 
 def test_a_dropped_push_leaves_the_residual(workers):
