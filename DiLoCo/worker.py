@@ -27,7 +27,7 @@ from absl import flags
 import find_library  # noqa: F401  (finds tfdist)
 from tfdist.cluster import liveness, membership, servers, shutdown
 from tfdist.model import building, model_file
-from tfdist.scheme import exchange, local_rules, transfer
+from tfdist.scheme import compression, exchange, local_rules, transfer
 from tfdist.start import console
 from tfdist.synchronous import barrier
 from tfdist.training import checkpoints, chief, evaluation, report, sessions, training_flags
@@ -46,6 +46,7 @@ flags.DEFINE_enum('outer', 'nesterov', ['nesterov', 'heavy_ball'], 'the form of 
 flags.DEFINE_float('outer_learning_rate', 0.7, 'nu, step size of the center', lower_bound=0)
 flags.DEFINE_float('outer_momentum', 0.9, 'mu, share of the velocity of the center that is left '
                    'in the next step', lower_bound=0)
+compression.define()
 
 
 class Scheme(barrier.Synchronous):
@@ -77,7 +78,7 @@ class Scheme(barrier.Synchronous):
         self.meet(outer, exchange.add(center, x, -1), network, global_step, hparams, task_index,
                   num_workers)
         # In training the push comes first: of a window whose push fails the moments know nothing.
-        with tf.control_dependencies([self.push['dropped']]):
+        with tf.control_dependencies([self.barrier.push['dropped']]):
             kept = rule.keep()
         self.finish = dict(after(kept, figures), **self.finish)
 

@@ -21,7 +21,7 @@ from absl import flags
 import find_library  # noqa: F401  (finds tfdist)
 from tfdist.cluster import liveness, membership, servers, shutdown
 from tfdist.model import building, model_file
-from tfdist.scheme import exchange, seam, transfer
+from tfdist.scheme import compression, exchange, seam, transfer
 from tfdist.start import console
 from tfdist.training import checkpoints, chief, evaluation, report, sessions, training_flags
 from tfdist.start.quiet import tf
@@ -30,6 +30,7 @@ model = model_file.load()
 FLAGS = flags.FLAGS
 training_flags.define(model, train_steps=3000, learning_rate=0.1)
 flags.DEFINE_boolean('use_locking', False, 'let one worker at a time write to a variable')
+compression.define()
 
 
 class Scheme(seam.Seam):
@@ -40,10 +41,13 @@ class Scheme(seam.Seam):
         self.pull = exchange.pull(variables, global_step)
         step_read, center = self.pull[0], transfer.to_worker(self.pull[1:])
         optimizer = network.optimizer(hparams.learning_rate, use_locking=hparams.use_locking)
-        self.pushed, self.computed = network.gradients_at(center)
-        push = exchange.apply(optimizer, self.pushed, variables, global_step)
+        gradients, self.computed = network.gradients_at(center)
+        compressed = compression.of(self, hparams)
+        self.pushed, gradients = compressed.sent(gradients)
+        push = exchange.apply(optimizer, gradients, variables, global_step)
         with tf.control_dependencies([push]):
-            self.push = exchange.count(global_step, step_read)
+            self.push = compressed.arrived(exchange.count(global_step, step_read))
+        self.own = compressed.own
 
 
 def main(_):

@@ -24,7 +24,7 @@ from absl import flags
 import find_library  # noqa: F401  (finds tfdist)
 from tfdist.cluster import liveness, membership, servers, shutdown
 from tfdist.model import building, model_file
-from tfdist.scheme import exchange, transfer
+from tfdist.scheme import compression, exchange, transfer
 from tfdist.start import console
 from tfdist.synchronous import barrier
 from tfdist.training import checkpoints, chief, evaluation, report, sessions, training_flags
@@ -33,6 +33,7 @@ from tfdist.start.quiet import tf
 model = model_file.load()
 FLAGS = flags.FLAGS
 training_flags.define(model, train_steps=1000, learning_rate=0.2, communication_window=10)
+compression.define()
 
 
 class Scheme(barrier.Synchronous):

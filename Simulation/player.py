@@ -140,8 +140,7 @@ class Player:
         pulls, pushes = ([each for each in exchanges if isinstance(each, kind)]
                          for kind in (schedule.Pull, schedule.Push))
         self.pieces, self.pushes = pieces_of(exchanges), len(pushes)
-        self._given = [*self.source.placeholders,
-                       *([] if scheme.worker is None else [scheme.worker])]
+        self._given = [*self.source.placeholders, *scheme.workers]
         may_be_fed = [*(tensor for pull in pulls for tensor in pull.tensors), *self._given]
         self._push = [self._part(list(push.figures.values()), [
             *may_be_fed, *push.arrived, *scheme.stamps, *scheme.sums,
@@ -218,7 +217,8 @@ class Player:
         """
         pull = self._pulls[number]
         values = dict(one.fed) if one else dict(zip(
-            [tensor.name for tensor in self._given], [*self.source.next(worker), worker]))
+            [tensor.name for tensor in self._given],
+            [*self.source.next(worker), *[worker] * len(self.scheme.workers)]))
         step, *results = self._run(worker, pull.read, values)
         pulled, results = results[:len(pull.taken)], results[len(pull.taken):]
         values.update(zip(pull.names, pulled))

@@ -23,7 +23,7 @@ from absl import flags
 import find_library  # noqa: F401  (finds tfdist)
 from tfdist.cluster import liveness, membership, servers, shutdown
 from tfdist.model import building, model_file
-from tfdist.scheme import exchange, transfer, warmup
+from tfdist.scheme import compression, exchange, transfer, warmup
 from tfdist.start import console
 from tfdist.synchronous import barrier
 from tfdist.training import checkpoints, chief, evaluation, report, sessions, training_flags
@@ -33,6 +33,7 @@ model = model_file.load()
 FLAGS = flags.FLAGS
 training_flags.define(model, train_steps=2000, learning_rate=0.1)
 warmup.define('gradients make a step')
+compression.define()
 
 
 class Scheme(barrier.Synchronous):

@@ -1,5 +1,7 @@
 """Means that bad workers cannot move: the worked numbers come out of the ops of the barrier."""
 
+import types
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -110,7 +112,7 @@ def test_bad_values(aggregate, complaint):
     (['1:-3'], '--liar=1:-3 is not of the form')])
 def test_bad_liars(given, complaint):
     with pytest.raises(SystemExit, match=complaint):
-        liars.lie([tf.constant(1.)], given, tf.constant(0, tf.int64), 2)
+        liars.lie(None, [tf.constant(1.)], types.SimpleNamespace(liar=given))
 
 
 @pytest.mark.parametrize('aggregate, centers', [

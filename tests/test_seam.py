@@ -176,7 +176,7 @@ class Player:
         return result
 
     def _is(self, worker):
-        return {} if self.scheme.worker is None else {self.scheme.worker: worker}
+        return dict.fromkeys(self.scheme.workers, worker)
 
     def step(self, worker):
         """A worker takes a step by itself; returns the figures of it."""
@@ -257,7 +257,7 @@ def test_parts_do_what_training_does(toy, player, folder, changes):
                 assert same[name] == pytest.approx(figures[name], rel=1e-5), name
             assert len(own) == len(worker.scheme.own)
             for value, other in zip(worker.session.run(worker.scheme.own), own):
-                assert value == pytest.approx(other, rel=1e-5)
+                assert value == pytest.approx(other, rel=1e-5, abs=1e-6)
     for value, other in zip(workers[0].session.run(workers[0].variables), played.center()):
         assert value == pytest.approx(other, rel=1e-5)
         assert (value != 8).all()

@@ -14,7 +14,7 @@ import types
 from absl import flags
 import numpy as np
 from tfdist.checking import counterpart, distances, plain_side, scheme_side
-from tfdist.scheme import seam
+from tfdist.scheme import compression, seam
 from tfdist.start import console
 
 FLAGS = flags.FLAGS
@@ -53,6 +53,9 @@ def check(name, program, plain):
     if not plain:
         sys.exit(f'check: {name} is not checked: it has no scheme for a worker to train with.')
     hparams = types.SimpleNamespace(**{**FLAGS.flag_values_dict(), **plain.settings})
+    if compression.is_asked_for(hparams):
+        sys.exit(f'check: plain TensorFlow has no --compression={hparams.compression}: leave it '
+                 'out.')
     comparison = Comparison(program, plain, hparams)
     model = plain.model(program)
     console.say('check', f'{name} with one worker against plain TensorFlow, {comparison.steps} '

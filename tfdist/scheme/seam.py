@@ -63,14 +63,14 @@ class Seam:
         nothing else that this worker computes.
       stamps: list of integer scalar tensors, the stamp of each part of a push, which is a step;
         empty if pushes have no stamp.
-      worker: int64 scalar tensor, the worker that computes and pushes: feed it to play another
-        worker. None if it makes no difference who does.
       complete: tensor that makes a step of what all have pushed; it blocks until enough workers
         have. None if each push is an update by itself.
       finish: dict of tensors that takes the place of `push` in training and waits until the step is
         complete; None if there is nothing to wait for. If it has the figures of `computed`, too, it
         takes their place, and updates `own` at another time.
       own: list of `tf.Variable` that this worker keeps from one run to the next.
+      workers: list of int64 scalar tensors, each the index of this worker, on which `pushed` or
+        `push` depends. Feed all of them to play another worker.
       sums: list of tensors, sums of `pushed` over all workers, which `push` waits for; empty if
         the workers do not sum up among themselves.
       asks_for_sums: bool, whether a worker asks another one for each piece of a sum, as TensorFlow
@@ -96,7 +96,6 @@ class Seam:
       network, task_index, num_workers: as given.
     """
 
-    worker: Optional[tf.Tensor] = None
     complete: Optional[tf.Tensor] = None
     finish: Optional[dict] = None
     gate: Optional[Gate] = None
@@ -140,7 +139,7 @@ class Seam:
           SystemExit: naming an attribute that `make` has set to a value of another type.
         """
         self.task_index, self.num_workers = task_index, num_workers
-        self.stamps, self.own, self.sums, self.hooks = [], [], [], []
+        self.stamps, self.own, self.workers, self.sums, self.hooks = [], [], [], [], []
         self.network = network
         network.shared_by(num_workers)
         network.set_pace(global_step, hparams, self.local_steps_per_count(hparams))
@@ -167,7 +166,7 @@ class Seam:
 
     def _check(self):
         """Ends the program if an attribute has another type than this class documents."""
-        lists = dict.fromkeys(('pull', 'pushed', 'stamps', 'own', 'sums', 'hooks'), list)
+        lists = dict.fromkeys(('pull', 'pushed', 'stamps', 'own', 'workers', 'sums', 'hooks'), list)
         optional = dict(gate=Gate, pulls=list, pushes=list, not_recorded=str, not_simulated=str,
                         finish=dict)
         for name, kind in dict(lists, computed=dict, push=dict, **optional).items():

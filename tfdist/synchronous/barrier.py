@@ -5,7 +5,7 @@ import time
 
 from absl import flags
 from tfdist.cluster import patience
-from tfdist.scheme import exchange, seam, tables, transfer, volatile_table
+from tfdist.scheme import compression, exchange, seam, tables, transfer, volatile_table
 from tfdist.synchronous import (accumulators, contributions, entrance, liars, robust_means, stamps,
                                 succession, tokens)
 from tfdist.training import sessions, stopping
@@ -44,7 +44,6 @@ class Barrier(tf.train.SessionRunHook):
 
     Attributes:
       worker: int64 scalar tensor, the index of this worker.
-      pushed: list of tensors, this worker's gradients.
       stamps: list of integer scalar tensors, the step to which each gradient belongs: that of this
         worker's stamp, or -1 if it has pushed in that step already. A gradient of an older step
         than the global step is dropped.
@@ -67,8 +66,8 @@ class Barrier(tf.train.SessionRunHook):
           variables: list of `tf.Variable` and `tables.Rows`, the center.
           global_step: integer `tf.Variable`, counts updates of the center.
           hparams: object with the attributes replicas_to_aggregate (None for all) and train_steps;
-            stop_after_evals_without_gain, if training may end early; aggregate and liar, if the ps
-            makes something else of the pushes than their mean, or some workers lie.
+            stop_after_evals_without_gain, if training may end early; and aggregate, if the ps makes
+            something else of the pushes than their mean.
           task_index: int, the index of this worker; 0 is the chief.
           num_workers: int, the number of workers.
           before: list of ops to run before a push counts.
@@ -87,9 +86,6 @@ class Barrier(tf.train.SessionRunHook):
         self._clock = stamps.Clock(global_step)
         with tf.device(global_step.device):
             self.worker = tf.constant(task_index, tf.int64)
-        gradients = liars.lie(gradients, getattr(hparams, 'liar', []), self.worker, num_workers)
-        self.pushed = gradients
-        with tf.device(global_step.device):
             self._tokens = tokens.Tokens(task_index, range(num_workers) if self._is_chief else ())
             self._local = stamps.Local(task_index, global_step.device)
             # A read apart from those of a push, which wait in a recorded run.
@@ -252,13 +248,17 @@ class Synchronous(seam.Seam):
         """Makes the barrier, and from it the parts that push and complete; see `Barrier`."""
         # The state that the model assigns to becomes the mean of all workers' states.
         before = [network.state.push(1 / num_workers)] if network.state else []
+        compressed = compression.of(self, hparams)
+        self.own = self.own + compressed.own
+        self.pushed, gradients = compressed.sent(liars.lie(self, gradients, hparams))
         self.barrier = Barrier(optimizer, gradients, network.variables, global_step, hparams,
                                task_index, num_workers, before, network.averages)
         network.constrains = True
-        self.pushed, self.stamps = self.barrier.pushed, self.barrier.stamps
-        self.worker = self.barrier.worker
-        self.push, self.complete = self.barrier.push, self.barrier.complete
-        self.finish = self.barrier.finish
+        self.stamps, self.complete = self.barrier.stamps, self.barrier.complete
+        self.workers = self.workers + [self.barrier.worker]
+        # Each by itself: in training only the second one knows whether the push was dropped.
+        self.push = compressed.arrived(self.barrier.push)
+        self.finish = compressed.arrived(self.barrier.finish)
         self.hooks = [self.barrier]
         if pushes_per_step(hparams, num_workers) < num_workers:
             self.not_recorded = ('a worker may pull while backup workers complete a step, and see '

@@ -8,21 +8,24 @@ flags.DEFINE_list('liar', [], 'worker:number[,...], workers that push their grad
                   'this number')
 
 
-def lie(gradients, given, worker, num_workers):
+def lie(scheme, gradients, hparams):
     """Returns what a worker pushes, a list of tensors: its gradients, unless it is a liar.
 
     Args:
+      scheme: `seam.Seam`. If there are liars it gets one of its `workers`.
       gradients: list of tensors.
-      given: list of strings, the value of --liar.
-      worker: int64 scalar tensor, the worker.
-      num_workers: int.
+      hparams: object that may have the attribute `liar`, the list of strings of the flag.
 
     Raises:
       SystemExit: if --liar is not of its form.
     """
-    numbers = training_flags.by_worker('liar', given, most=1e30, form='worker:number, such as 1:10')
+    numbers = training_flags.by_worker('liar', getattr(hparams, 'liar', []), most=1e30,
+                                       form='worker:number, such as 1:10')
     if not numbers:
         return gradients
-    factors = [-numbers[i] if i in numbers else 1. for i in range(num_workers)]
-    factor = tf.gather(tf.constant(factors), worker)
+    factors = [-numbers[i] if i in numbers else 1. for i in range(scheme.num_workers)]
+    with tf.device(scheme.worker_device(scheme.task_index)):
+        worker = tf.constant(scheme.task_index, tf.int64)
+        scheme.workers = scheme.workers + [worker]
+        factor = tf.gather(tf.constant(factors), worker)
     return [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]

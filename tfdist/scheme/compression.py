@@ -1,0 +1,155 @@
+"""Compression of what a worker pushes, with error feedback: --compression.
+
+    p <- g + e                            on the worker: g is what the scheme would push
+    send Q(p)
+    e <- p - Q(p)                         once the push has arrived
+
+The ps decodes Q(p), which takes the place of g there. The residual e begins at 0. So whatever Q is,
+the sum of all that was sent is the sum of all g, less e: nothing is lost, it only comes later.
+
+Sai Praneeth Karimireddy, Quentin Rebjock, Sebastian Stich, Martin Jaggi, "Error Feedback Fixes
+SignSGD and other Gradient Compression Schemes", ICML 2019, arXiv 1901.09847, algorithm 2.
+"""
+
+import functools
+import sys
+
+from absl import flags
+from tfdist.scheme import compressors, exchange, tables, transfer
+from tfdist.start.quiet import tf
+
+
+def define():
+    """Defines the flag."""
+    flags.DEFINE_string('compression', 'none', 'how a worker compresses what it pushes, with error '
+                        'feedback: none, bf16, fp16, int8, sign, or topk:SHARE, such as topk:0.01')
+
+
+def is_asked_for(hparams):
+    """Returns whether hyperparameters, an object, ask for compression; no flag is no."""
+    return getattr(hparams, 'compression', 'none') != 'none'
+
+
+def of(scheme, hparams):
+    """Returns the `Compression` of what a scheme pushes, or `Uncompressed`.
+
+    Args:
+      scheme: `seam.Seam` that has made its pull. With compression it gets one of its `workers`.
+      hparams: object that may have the attribute `compression`.
+
+    Raises:
+      SystemExit: if the compression cannot be had.
+    """
+    if not is_asked_for(hparams):
+        return Uncompressed()
+    variables = scheme.network.variables
+    for variable in variables:
+        if isinstance(variable, tables.Rows):
+            sys.exit(f'--compression={hparams.compression}: {variable.op.name} is a table. Only '
+                     'rows of it travel, while a residual would be as large as the table, on each '
+                     'worker. Leave the compression out.')
+    compressor = compressors.by_name(hparams.compression)
+    with tf.device(scheme.worker_device(scheme.task_index)):
+        worker = tf.constant(scheme.task_index, tf.int64)
+        scheme.workers = scheme.workers + [worker]
+        return Compression(compressor, variables, worker, scheme.pull[0])
+
+
+class Uncompressed:
+    """Takes the place of a `Compression` where there is none."""
+
+    own = []
+
+    def sent(self, tensors):
+        """Returns the tensors twice, see `Compression`."""
+        return tensors, tensors
+
+    def arrived(self, figures):
+        """Returns the figures."""
+        return figures
+
+
+class Compression:
+    """Compresses what one worker pushes, each variable by itself, and keeps the residuals.
+
+    Attributes:
+      own: list of `tf.Variable` of the worker, see `seam.Seam`: the residuals, and what they will
+        be when the push under way has arrived. They are in no checkpoint.
+    """
+
+    def __init__(self, compressor, variables, worker, step, feedback=True):
+        """Makes the residuals, on the device of the scope.
+
+        Args:
+          compressor: `compressors.Compressor`.
+          variables: list of `tf.Variable`, the center.
+          worker: int64 scalar tensor, the index of the worker.
+          step: integer scalar tensor, the global step as pulled, another one in each run.
+          feedback: bool, whether the residuals are added; without it they stay 0.
+        """
+        self._compressor, self._variables, self._feedback = compressor, variables, feedback
+        self._worker, self._step = worker, step
+        self._residuals, self._following = (
+            [exchange.own_variable(tf.zeros(variable.shape, _dtype_of(variable)),
+                                   f'{name}/{variable.op.name}') for variable in variables]
+            for name in ('residual', 'next_residual'))
+        self.own = self._residuals + self._following
+
+    def sent(self, tensors):
+        """Encodes what is to be pushed.
+
+        Args:
+          tensors: list of tensors of the variables' shapes and dtypes, on the worker.
+
+        Returns:
+          The list of vectors that travel, one for each variable, on the worker; and the list of
+          tensors that are to be pushed in place of `tensors`, on the variables' devices.
+        """
+        encoded, keep = [], []
+        for i, (tensor, variable) in enumerate(zip(tensors, self._variables)):
+            residual = self._residuals[i]
+            p = tf.cast(tensor, residual.dtype) + residual.read_value()
+            encoded.append(self._compressor.encode(
+                tf.reshape(p, [-1]), functools.partial(self._seed, i)))
+            decoded = tf.cast(self._decoded(encoded[-1], variable), p.dtype)
+            keep.append(self._following[i].assign(p - decoded, read_value=False))
+        # A push reads what will follow: not before it is there.
+        with tf.control_dependencies(keep):
+            encoded = [tf.identity(each) for each in encoded]
+        pushed = []
+        for each, variable in zip(transfer.to_ps(encoded, self._variables), self._variables):
+            with tf.device(variable.device):  # else the worker decodes, and all of it travels
+                pushed.append(self._decoded(each, variable))
+        return encoded, pushed
+
+    def arrived(self, figures):
+        """Returns the figures of a push, a dict of tensors, once the residuals are up to date.
+
+        If a figure 'dropped' says that the push did not count, they stay as they were.
+        """
+        if not self._feedback:
+            return figures
+        updates = []
+        with tf.control_dependencies(list(figures.values())):
+            for residual, following in zip(self._residuals, self._following):
+                value = following.read_value()
+                if 'dropped' in figures:
+                    value = tf.where_v2(figures['dropped'] > 0, residual.read_value(), value)
+                updates.append(residual.assign(value, read_value=False))
+        with tf.control_dependencies(updates):
+            return {name: tf.identity(figure) for name, figure in figures.items()}
+
+    def _seed(self, i):
+        """Returns the seed of variable i in this step, see `compressors.Compressor.encode`."""
+        return tf.stack([self._worker * len(self._variables) + i, tf.cast(self._step, tf.int64)])
+
+    def _decoded(self, encoded, variable):
+        """Returns what the ps makes of a vector, in the variable's shape and dtype."""
+        vector = self._compressor.decode(encoded, variable.shape.num_elements(),
+                                         _dtype_of(variable))
+        return tf.cast(tf.reshape(vector, variable.shape), variable.dtype.base_dtype)
+
+
+def _dtype_of(variable):
+    """Returns the dtype of a variable's residual: half floats would lose much of it."""
+    return tf.float64 if variable.dtype.base_dtype == tf.float64 else tf.float32
