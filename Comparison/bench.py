@@ -27,11 +27,10 @@ import tempfile
 import time
 
 import numpy as np
-from measuring import hosts, readmes, tunnels
+from measuring import hosts, readmes, there_and_back, tunnels
 from measuring.folders import Example
 from measuring.results import machine
 from measuring.runs import notes_in, rate, ROOT, Run, TIME_LIMIT
-from tfdist.start import ports
 import beside
 
 COLLECTIVE = '--implementation=collective'
@@ -42,9 +41,6 @@ SENT = 'kB that a worker sends and gets in a push'
 IN_ONE = 'relative to one process with 1 thread'
 TUNNELLED = 'through tunnels, relative to plain'
 SAVING = 'steps/s with a checkpoint every 5 s, relative to none'
-# Of the network for MNIST: weights and biases of each layer.
-MNIST_SHAPES = [[784, 500], [500], [500, 500], [500], [500, 10], [10]]
-MNIST_BYTES = 4 * sum(map(int, map(np.prod, MNIST_SHAPES)))
 SLEEP = 0.02  # seconds of a local step in which a worker only sleeps
 AWAKE = 'of what they would make if there were nothing but sleep'
 HOTTEST = 'bytes that the busiest ps sends in a step'
@@ -235,52 +231,6 @@ def loopback(size=2**28):
     return {'MB/s': size / seconds / 1e6}
 
 
-def there_and_back(trips=300):
-    """Measures what TensorFlow carries between two workers and a ps if nothing else is to be done.
-
-    Each worker fetches the parameters of the network for MNIST, and sends as much back.
-    """
-    free = ports.free_ports(3)
-    with multiprocessing.get_context('spawn').Pool(3) as pool:
-        pool.apply_async(_serve, (free, None))
-        rates = [pool.apply_async(_serve, (free, worker, trips)) for worker in range(2)]
-        rates = [rate.get(TIME_LIMIT) for rate in rates]
-    return {'trips/s of each worker': statistics.mean(rates),
-            'MB/s': sum(rates) * 2 * MNIST_BYTES / 1e6}
-
-
-def _serve(free, worker, trips=0):
-    """Is a ps if `worker` is None, else a worker that makes trips; returns the trips/s."""
-    from tfdist.start.quiet import tf
-    hosts = [f'localhost:{port}' for port in free]
-    config = tf.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
-    job, index = ('ps', 0) if worker is None else ('worker', worker)
-    server = tf.train.Server({'ps': hosts[:1], 'worker': hosts[1:]}, job, index, config=config)
-    if worker is None:
-        server.join()
-    with tf.device('/job:ps/task:0'):
-        variables = [tf.get_variable(f'x{i}', shape, initializer=tf.zeros_initializer())
-                     for i, shape in enumerate(MNIST_SHAPES)]
-        read = [variable.read_value() for variable in variables]
-    with tf.device(f'/job:worker/task:{worker}'):
-        there = [tf.identity(value) for value in read]
-    with tf.device('/job:ps/task:0'):
-        back = tf.group(*[tf.identity(value) for value in there])
-    session_config = tf.ConfigProto(
-        device_filters=['/job:ps', f'/job:worker/task:{worker}'])
-    # Else nothing travels, because nothing is made of what arrives.
-    session_config.graph_options.rewrite_options.disable_meta_optimizer = True
-    with tf.Session(server.target, config=session_config) as session:
-        session.run(tf.global_variables_initializer())
-        run = session.make_callable(back)
-        for _ in range(20):
-            run()
-        began = time.monotonic()
-        for _ in range(trips):
-            run()
-        return trips / (time.monotonic() - began)
-
-
 def large(folder, *flags):
     """Measures two workers that make each step together on the network for MNIST, 2.6 MB.
 
@@ -295,8 +245,8 @@ def large(folder, *flags):
         run = Run(folder, '--train_steps=300', '--learning_rate=0.01', '--dataset=mnist',
                   f'--data_dir={directory}', *flags)
     steps = run.figures()['steps/s per worker']
-    per_worker = MNIST_BYTES if Example(folder).kind == 'ring' else 2 * MNIST_BYTES
-    return {STEPS: steps, 'MB/s by two workers': steps * 2 * per_worker / 1e6}
+    ways = 1 if Example(folder).kind == 'ring' else 2
+    return {STEPS: steps, 'MB/s by two workers': steps * 2 * ways * there_and_back.BYTES / 1e6}
 
 
 def placement(strategy, network, steps):
@@ -390,7 +340,7 @@ CASES = {
            ('AGN', '648k parameters, window 10, ', 30000, ['--model=mnist'], 10, {}, (16, 32)))
        for workers in numbers},
     'TCP on loopback': loopback,
-    'TensorFlow on loopback, 2.6 MB there and back': there_and_back,
+    'TensorFlow on loopback, 2.6 MB there and back': there_and_back.measure,
     'Synchronous-SGD, MNIST': partial(large, 'Synchronous-SGD'),
     'Ring-AllReduce, MNIST': partial(large, 'Ring-AllReduce'),
     'Ring-AllReduce, MNIST, collective': partial(large, 'Ring-AllReduce', COLLECTIVE),

@@ -457,9 +457,11 @@ def started(programs):
 LOST = r'worker {}: worker {} does not answer \(.+\): this worker goes on without it'
 
 
+@pytest.mark.thorough
 def test_who_is_killed_is_left_out_and_joins_again(started):
     """AD-PSGD: the others go on meanwhile; and the new one has their values and their step."""
-    tasks, workers = started(3)
+    # The runtime may look for ten seconds for one that is back.
+    tasks, workers = started(3, train_steps=900)
     workers[1].kill()
     for i in 0, 2:
         workers[i].wait_for(LOST.format(i, 1))
@@ -475,6 +477,7 @@ def test_who_is_killed_is_left_out_and_joins_again(started):
     assert float(workers[0].wait_for(TEST)['accuracy']) > 0.9
 
 
+@pytest.mark.thorough
 def test_who_is_killed_for_good(started):
     """The mean is that of those that are left."""
     _, workers = started(3)
@@ -486,6 +489,7 @@ def test_who_is_killed_for_good(started):
     assert 'the mean of 2 replicas' in workers[0].matches(MEAN)[-1].group()
 
 
+@pytest.mark.thorough
 def test_who_is_paused_is_left_out_until_it_goes_on(started):
     tasks, workers = started(3, '--exchange_secs=2', train_steps=600)
     workers[1].send(signal.SIGSTOP)
@@ -499,6 +503,7 @@ def test_who_is_paused_is_left_out_until_it_goes_on(started):
     assert 'the mean of 3 replicas' in workers[0].matches(MEAN)[-1].group()
 
 
+@pytest.mark.thorough
 def test_without_worker_0_nobody_tests(started):
     _, workers = started(2, '--patience_secs=5', train_steps=100)
     workers[0].kill()
@@ -507,6 +512,7 @@ def test_without_worker_0_nobody_tests(started):
     assert 'worker 0 does not answer' in workers[1].err[-1] and 'nobody tests' in workers[1].err[-1]
 
 
+@pytest.mark.thorough
 def test_d_psgd_ends_when_one_is_killed_and_a_new_start_resumes(started, programs):
     """All end; worker 0 saves the mean, from which all go on."""
     flags_ = ['--algorithm=d-psgd', f'--model_dir={programs.directory / "model"}',
@@ -544,6 +550,7 @@ def test_d_psgd_waits_for_one_that_is_paused(started, goes_on):
         workers[1].kill()
 
 
+@pytest.mark.thorough
 def test_run_sh_goes_on_without_one_of_ad_psgd(programs):
     """And starts it again, alone."""
     run = programs.run_sh('Gossip', '--restarts=1', '--log_every_n_steps=5', '--train_steps=400',

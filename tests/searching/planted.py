@@ -54,8 +54,8 @@ PLANTS = {
         [('self._mine.dequeue_many(size).op', 'self._mine.dequeue().op')]),
     'vote not taken back': Plant(
         'Who is started again pushes a second time in the same step.', BARRIER, barrier.Barrier,
-        '_make_push', [('tf.less(self._pushed_at.read(self._me),',
-                        'tf.less_equal(self._pushed_at.read(self._me),')]),
+        '_make_push', [('tf.less(self._pushed_at.read(self.worker),',
+                        'tf.less_equal(self._pushed_at.read(self.worker),')]),
     'vote noted late': Plant(
         'A push is noted as that of the step before.', BARRIER, barrier.Barrier, '_make_push',
         [('write(self._me, self._local.value)', 'write(self._me, self._local.value - 1)')]),
