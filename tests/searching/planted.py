@@ -62,11 +62,12 @@ PLANTS = {
           'write(self.worker, self._local.value - 1)')]),
     'stamp of no step': Plant(
         'A push is stamped with a step far ahead, and is never too old.', BARRIER, barrier.Barrier,
-        '_make_push', [('self._accumulators.push(gradients, stamp)',
-                        'self._accumulators.push(gradients, stamp + 100)')]),
+        '_make_push', [('push(gradients, stamp, self.worker)',
+                        'push(gradients, stamp + 100, self.worker)')]),
     'stamp when it comes': Plant(
         'A push is stamped with the step in which it arrives.', BARRIER, barrier.Barrier,
-        '_make_push', [('push(gradients, stamp)', 'push(gradients, stamp_at_push)')]),
+        '_make_push', [('push(gradients, stamp, self.worker)',
+                        'push(gradients, stamp_at_push, self.worker)')]),
     'one push less': Plant(
         'A step is complete when one push is missing.', BARRIER, barrier.Barrier, '__init__',
         [('self._number = pushes_per_step(hparams, num_workers)',

@@ -1,0 +1,60 @@
+"""What TensorFlow carries between two workers and a ps if nothing else is to be done."""
+
+import multiprocessing
+import statistics
+import time
+
+from measuring.runs import TIME_LIMIT
+from tfdist.start import ports
+
+# Of the network for MNIST: weights and biases of each layer.
+_SHAPES = [[784, 500], [500], [500, 500], [500], [500, 10], [10]]
+BYTES = 4 * (784 * 500 + 500 + 500 * 500 + 500 + 500 * 10 + 10)
+_WARM_UP = 20  # trips that do not count
+
+
+def measure(trips=300):
+    """Has each of two workers fetch the parameters, and send as much back, again and again.
+
+    Returns:
+      Dict of figures: trips/s, and MB/s both ways of both workers.
+    """
+    free = ports.free_ports(3)
+    with multiprocessing.get_context('spawn').Pool(3) as pool:
+        pool.apply_async(_serve, (free, None))
+        rates = [pool.apply_async(_serve, (free, worker, trips)) for worker in range(2)]
+        rates = [rate.get(TIME_LIMIT) for rate in rates]
+    return {'trips/s of each worker': statistics.mean(rates),
+            'MB/s': sum(rates) * 2 * BYTES / 1e6}
+
+
+def _serve(free, worker, trips=0):
+    """Is a ps if `worker` is None, else a worker that makes trips; returns the trips/s."""
+    from tfdist.start.quiet import tf
+    hosts = [f'localhost:{port}' for port in free]
+    config = tf.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
+    job, index = ('ps', 0) if worker is None else ('worker', worker)
+    server = tf.train.Server({'ps': hosts[:1], 'worker': hosts[1:]}, job, index, config=config)
+    if worker is None:
+        server.join()
+    with tf.device('/job:ps/task:0'):
+        variables = [tf.get_variable(f'x{i}', shape, initializer=tf.zeros_initializer())
+                     for i, shape in enumerate(_SHAPES)]
+        read = [variable.read_value() for variable in variables]
+    with tf.device(f'/job:worker/task:{worker}'):
+        there = [tf.identity(value) for value in read]
+    with tf.device('/job:ps/task:0'):
+        back = tf.group(*[tf.identity(value) for value in there])
+    session_config = tf.ConfigProto(
+        device_filters=['/job:ps', f'/job:worker/task:{worker}'])
+    # Else nothing travels, because nothing is made of what arrives.
+    session_config.graph_options.rewrite_options.disable_meta_optimizer = True
+    with tf.Session(server.target, config=session_config) as session:
+        session.run(tf.global_variables_initializer())
+        run = session.make_callable(back)
+        for _ in range(_WARM_UP):
+            run()
+        began = time.monotonic()
+        for _ in range(trips):
+            run()
+        return trips / (time.monotonic() - began)
