@@ -4,12 +4,13 @@ import multiprocessing
 import statistics
 import time
 
+import numpy as np
 from measuring.runs import TIME_LIMIT
 from tfdist.start import ports
 
 # Of the network for MNIST: weights and biases of each layer.
 _SHAPES = [[784, 500], [500], [500, 500], [500], [500, 10], [10]]
-BYTES = 4 * (784 * 500 + 500 + 500 * 500 + 500 + 500 * 10 + 10)
+BYTES = 4 * sum(int(np.prod(shape)) for shape in _SHAPES)
 _WARM_UP = 20  # trips that do not count
 
 

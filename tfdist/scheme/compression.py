@@ -50,9 +50,7 @@ def of(scheme, hparams):
                      'worker. Leave the compression out.')
     compressor = compressors.by_name(hparams.compression)
     with tf.device(scheme.worker_device(scheme.task_index)):
-        worker = tf.constant(scheme.task_index, tf.int64)
-        scheme.workers = scheme.workers + [worker]
-        return Compression(compressor, variables, worker, scheme.pull[0])
+        return Compression(compressor, variables, scheme.index_to_feed(), scheme.pull[0])
 
 
 class Uncompressed:

@@ -156,13 +156,11 @@ _BY_NAME = {'bf16': Bfloat16, 'fp16': Float16, 'int8': Int8, 'sign': ScaledSign}
 
 
 def by_name(name):
-    """Returns the `Compressor` that --compression names, a string; None for 'none'.
+    """Returns the `Compressor` that --compression names, a string.
 
     Raises:
       SystemExit: if there is none of this name.
     """
-    if name == 'none':
-        return None
     if name in _BY_NAME:
         return _BY_NAME[name]()
     kind, _, share = name.partition(':')

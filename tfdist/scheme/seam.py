@@ -164,6 +164,12 @@ class Seam:
         """Makes the parts of a scheme; the arguments are those of the constructor."""
         raise NotImplementedError
 
+    def index_to_feed(self):
+        """Returns the index of this worker as a tensor, one of `workers`, on the scope's device."""
+        worker = tf.constant(self.task_index, tf.int64)
+        self.workers = self.workers + [worker]
+        return worker
+
     def _check(self):
         """Ends the program if an attribute has another type than this class documents."""
         lists = dict.fromkeys(('pull', 'pushed', 'stamps', 'own', 'workers', 'sums', 'hooks'), list)

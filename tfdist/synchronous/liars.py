@@ -25,7 +25,5 @@ def lie(scheme, gradients, hparams):
         return gradients
     factors = [-numbers[i] if i in numbers else 1. for i in range(scheme.num_workers)]
     with tf.device(scheme.worker_device(scheme.task_index)):
-        worker = tf.constant(scheme.task_index, tf.int64)
-        scheme.workers = scheme.workers + [worker]
-        factor = tf.gather(tf.constant(factors), worker)
+        factor = tf.gather(tf.constant(factors), scheme.index_to_feed())
     return [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]

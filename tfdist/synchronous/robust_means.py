@@ -78,7 +78,7 @@ def _krum(bad, best, stacks):
     """
     distances = tf.add_n(_each(stacks, _squared_distances))
     count = tf.shape(distances)[0]
-    nearest = _sorted(tf.transpose(distances))[1:count - bad - 1]  # without its own
+    nearest = _sorted(distances)[1:count - bad - 1]  # without its own
     _, chosen = tf.math.top_k(-tf.reduce_sum(nearest, axis=0), best)
     return _each(stacks, lambda stack: tf.reduce_mean(tf.gather(stack, chosen), axis=0))
 
@@ -87,8 +87,8 @@ def _squared_distances(stack):
     """Returns the squared distances between all pushes, float64 [pushes, pushes]."""
     flat = tf.cast(tf.reshape(stack, [tf.shape(stack)[0], -1]), tf.float64)
     # Row by row: all differences at once would take as much memory as all pushes, squared.
-    return _finite(tf.map_fn(
-        lambda push: tf.reduce_sum(tf.math.squared_difference(flat, push), axis=1), flat))
+    return tf.map_fn(
+        lambda push: tf.reduce_sum(tf.math.squared_difference(flat, push), axis=1), flat)
 
 
 def _sorted(stack):
