@@ -39,14 +39,17 @@ def load_program(folder, name='worker'):
     """Imports a folder's program as a module, with its flags in place of the last one's.
 
     The files of the folder are imported for this program, and then forgotten: folders share their
-    names. Those of the library stay.
+    names. Those of the library stay, with the defaults that they give their flags.
     """
     for flag in load_program.flags:
         delattr(flags.FLAGS, flag)
     for flag, original in load_program.replaced.items():
         flags.FLAGS[flag] = original
+    for flag, default in load_program.defaults.items():
+        flags.FLAGS.set_default(flag, default)
     load_program.flags, load_program.replaced = set(), {}  # also if the import fails
     before = {flag: flags.FLAGS[flag] for flag in flags.FLAGS}
+    load_program.defaults = {name: flag.default for name, flag in before.items()}
     for flag in before.values():
         flag.allow_override = True  # a folder may have its own --dataset
     own = {path.stem for path in (ROOT / folder).glob('*.py')}
@@ -64,7 +67,7 @@ def load_program(folder, name='worker'):
                                  if flags.FLAGS[name] is not flag}
 
 
-load_program.flags, load_program.replaced = set(), {}
+load_program.flags, load_program.replaced, load_program.defaults = set(), {}, {}
 
 
 def digits():
