@@ -28,7 +28,8 @@ Attributes:
 MODELS = {'digits': Model('digits', [], 4000, 1000),
           'mnist': Model('648k parameters', ['--model=mnist'], 600, 150),
           'large': Model('10M parameters', ['--model=mnist', '--mnist_hidden_units=2800',
-                                            '--learning_rate=0.02'], 60, 30)}
+                                            '--learning_rate=0.02'], 60, 30),
+          'resnet': Model('ResNet', ['--model=resnet'], 150, 60)}
 WINDOWS = 5  # with windows of local steps there are so many times as many steps
 WARM_UP = 20  # steps of a peer that do not count, at most as many as count
 
@@ -82,10 +83,12 @@ PAIRS = {
     **_distant_pairs(
         'DDP', 1.0,
         (Network(1, 1), 'digits', 2),
-        (Network(10, None), 'mnist', 2), (Network(1, None), 'mnist', 2),
-        (Network(1, 1), 'mnist', 2), (Network(1, 10), 'mnist', 2),
+        *((Network(gigabits, milliseconds), 'mnist', 2)
+          for gigabits in (1, 10) for milliseconds in (None, 1, 10)),
         (Network(1, 1), 'mnist', 4), (Network(1, 1), 'mnist', 8),
-        (Network(1, None), 'large', 2))}
+        (Network(10, None), 'large', 2), (Network(1, None), 'large', 2),
+        (Network(1, 1), 'large', 4),
+        (Network(1, 1), 'resnet', 2), (Network(1, 1), 'resnet', 4))}
 
 
 def steps_of(pair):

@@ -12,6 +12,7 @@ import os
 import sys
 
 import problem
+import torch_resnet
 from tfdist.start import ports
 
 torch = problem.load('torch')
@@ -30,9 +31,13 @@ def join(worker, options, address):
 
 
 def network_of(options):
-    """Returns the network, a `torch.nn.Sequential` of [batch_size, pixels] float32."""
+    """Returns the network, a `torch.nn.Module` of [batch_size, pixels] float32."""
+    sizes = problem.NETWORKS[options.model].sizes
+    if not sizes:
+        torch.manual_seed(problem.SEED)
+        return torch_resnet.network()
     layers = []
-    for weights, biases in problem.initial(problem.NETWORKS[options.model].sizes):
+    for weights, biases in problem.initial(sizes):
         layer = torch.nn.Linear(*weights.shape)
         with torch.no_grad():
             layer.weight.copy_(torch.from_numpy(weights.T))
@@ -43,8 +48,9 @@ def network_of(options):
 
 def train(worker, options, network, exchange=lambda: None):
     """Trains a network, a `torch.nn.Module`, and calls `exchange` after each step."""
-    rate = problem.NETWORKS[options.model].learning_rate
-    optimizer = torch.optim.SGD(network.parameters(), lr=rate)
+    sizes, rate, _ = problem.NETWORKS[options.model]
+    optimizer = torch.optim.SGD(
+        network.parameters() if sizes else torch_resnet.parameters(network), lr=rate)
     batches = problem.batches(*problem.shard(options, worker, options.workers), worker)
 
     def steps(count):
@@ -77,7 +83,7 @@ def leave():
 
 def main(worker_function, doc):
     """Runs `worker_function`, which is as `distributed`, in this process or one for each worker."""
-    options = problem.parse(doc)
+    options = problem.parse(doc, sorted(problem.NETWORKS))
     if 'RANK' in os.environ:
         worker_function(int(os.environ['RANK']), options,
                         '{MASTER_ADDR}:{MASTER_PORT}'.format(**os.environ))

@@ -21,10 +21,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from tfdist.data import datasets  # noqa: E402
 
 Network = collections.namedtuple('Network', 'sizes learning_rate load')
-Network.__doc__ = """A network of dense layers, and its data; as the folders of examples have them.
+Network.__doc__ = """A network and its data, as the folders of examples have them.
 
 Attributes:
-  sizes: list of ints: of the input, of the hidden layers, of the output.
+  sizes: list of ints, of dense layers: of the input, of the hidden layers, of the output. None: its
+    layers are others, which only some peers have.
   learning_rate: float.
   load: function that returns images [n, pixels] and labels [n], then those to test on.
 """
@@ -32,6 +33,7 @@ NETWORKS = {
     'digits': Network([64, 128, 10], 0.1, datasets.digits),
     'mnist': Network([784, 500, 500, 10], 0.2, datasets.mnist_at_hand),
     'large': Network([784, 2800, 2800, 10], 0.02, datasets.mnist_at_hand),
+    'resnet': Network(None, 0.05, datasets.mnist_at_hand),
 }
 BATCH_SIZE = 32
 SEED = 1
@@ -48,15 +50,16 @@ def load(name):
                  'see Comparison/peers.txt')
 
 
-def parse(doc, **more):
+def parse(doc, networks=('digits', 'large', 'mnist'), **more):
     """Returns the options of a peer, an `argparse.Namespace`.
 
     Args:
       doc: string, the docstring of its program.
+      networks: strings, which keys of NETWORKS it has.
       **more: further options, numbers: by name the default, and what it is.
     """
     parser = argparse.ArgumentParser(description=doc.split('\n')[0])
-    parser.add_argument('--model', choices=sorted(NETWORKS), default='digits',
+    parser.add_argument('--model', choices=networks, default='digits',
                         help='data and network, as in the folders (default: digits)')
     for name, default, what in [
             ('steps', 2000, 'steps of each worker that are timed'),
