@@ -8,9 +8,9 @@ import numpy as np
 from measuring.runs import TIME_LIMIT
 from tfdist.start import ports
 
-# Weights and biases of each layer, by the model.
-SHAPES = {'digits': [[64, 128], [128], [128, 10], [10]],
-          'mnist': [[784, 500], [500], [500, 500], [500], [500, 10], [10]]}
+# What travels by itself, by the model: schemes send small variables together, see `transfer`.
+SHAPES = {'digits': [[64 * 128 + 128 + 128 * 10 + 10]],
+          'mnist': [[784, 500], [500, 500], [500 + 500 + 500 * 10 + 10]]}
 _WARM_UP = 20  # trips that do not count
 
 
