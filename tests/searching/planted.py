@@ -58,8 +58,7 @@ PLANTS = {
                         'tf.less_equal(self._pushed_at.read(self.worker),')]),
     'vote noted late': Plant(
         'A push is noted as that of the step before.', BARRIER, barrier.Barrier, '_make_push',
-        [('write(self.worker, self._local.value)',
-          'write(self.worker, self._local.value - 1)')]),
+        [('write(self.worker, noted)', 'write(self.worker, noted - 1)')]),
     'stamp of no step': Plant(
         'A push is stamped with a step far ahead, and is never too old.', BARRIER, barrier.Barrier,
         '_make_push', [('push(gradients, stamp, self.worker)',

@@ -92,7 +92,8 @@ class Seam:
         run's update, the figures of `computed`, and others: 'staleness' of each update, the number
         of updates by other workers between its pull and its push; or 'dropped', the share of its
         pushes that came too late to count.
-      exchanges: list of `schedule.Pull` and `schedule.Push`, all of a run in order.
+      exchanges: list of `schedule.Pull` and `schedule.Push`, all of a run in order; by default as
+        `schedule.of` spreads them.
       others: list of further `Seam`, if not every run of the scheme is the same one: see `at`.
       network, task_index, num_workers: as given.
     """
@@ -102,6 +103,7 @@ class Seam:
     gate: Optional[Gate] = None
     pulls: Optional[list] = None
     pushes: Optional[list] = None
+    exchanges: Optional[list] = None
     not_recorded: Optional[str] = None
     not_simulated: Optional[str] = None
     asks_for_sums = True
@@ -159,7 +161,8 @@ class Seam:
             self._with_state(network.state, global_step)
         if network.averages and self.complete is None:
             self.push['global_step'] = network.averages.follow(self.push['global_step'])
-        self.exchanges = schedule.of(self, self.local_steps(hparams))
+        if self.exchanges is None:
+            self.exchanges = schedule.of(self, self.local_steps(hparams))
         self.train_op = dict(self.computed, **(self.finish or self.push))
 
     def make(self, network, global_step, hparams, task_index, num_workers):
