@@ -53,9 +53,9 @@ def local_steps(hparams):
     if rest:
         sys.exit(f'--communication_window={hparams.communication_window} is no multiple of '
                  f'--fragments={fragments}: as many local steps have to precede each exchange.')
-    if getattr(hparams, 'fragment_delay', 0) >= steps:
-        sys.exit(f'--fragment_delay={hparams.fragment_delay}, but there are only {steps} local '
-                 'steps from one exchange to the next: an exchange has to end before that.')
+    if getattr(hparams, 'fragment_delay', 0) > steps:
+        sys.exit(f'--fragment_delay={hparams.fragment_delay}, but from one exchange to the next '
+                 f'there are {steps} local steps, and one has to end before the next begins.')
     return steps
 
 
