@@ -21,7 +21,7 @@ import sys
 from absl import flags
 from tfdist.data import batches
 from tfdist.scheme import exchange, schedule, transfer
-from tfdist.synchronous import barrier, turns
+from tfdist.synchronous import barrier, stamps
 from tfdist.start.quiet import tf
 
 
@@ -170,7 +170,7 @@ class Worker:
                             self._steps - self._delay)
         way = exchange.add([variable.read_value() for variable in center],
                            [x[i] for i in indices], -1)
-        turn = turns.Turn(fragment, self.fragments, self._variables) if self.fragments > 1 else None
+        turn = stamps.Turn(fragment, self.fragments, self._variables) if self.fragments > 1 else None
         scheme.meet(self._outer, way, network, self.global_step, self.hparams, self._task_index,
                     self._number, variables, turn)
         with tf.control_dependencies([scheme.barrier.done]):

@@ -73,7 +73,7 @@ class Barrier(tf.train.SessionRunHook):
           num_workers: int, the number of workers.
           before: list of ops to run before a push counts.
           averages: `averages.Averages` that follow each step, or None.
-          turn: `turns.Turn`, the steps that this barrier makes; by default it makes all. Of several
+          turn: `stamps.Turn`, the steps that this barrier makes; by default it makes all. Of several
             barriers the first is the hook for all.
         """
         self._train_steps = hparams.train_steps
