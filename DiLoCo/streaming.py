@@ -170,7 +170,9 @@ class Worker:
                             self._steps - self._delay)
         way = exchange.add([variable.read_value() for variable in center],
                            [x[i] for i in indices], -1)
-        turn = stamps.Turn(fragment, self.fragments, self._variables) if self.fragments > 1 else None
+        turn = None  # each step is this one's
+        if self.fragments > 1:
+            turn = stamps.Turn(fragment, self.fragments, self._variables)
         scheme.meet(self._outer, way, network, self.global_step, self.hparams, self._task_index,
                     self._number, variables, turn)
         with tf.control_dependencies([scheme.barrier.done]):

@@ -73,8 +73,8 @@ class Barrier(tf.train.SessionRunHook):
           num_workers: int, the number of workers.
           before: list of ops to run before a push counts.
           averages: `averages.Averages` that follow each step, or None.
-          turn: `stamps.Turn`, the steps that this barrier makes; by default it makes all. Of several
-            barriers the first is the hook for all.
+          turn: `stamps.Turn`, the steps that this barrier makes, by default all. If barriers take
+            turns, the first one is the hook for all.
         """
         self._train_steps = hparams.train_steps
         self._last_step = (stopping.LastStep(global_step).value
