@@ -192,7 +192,6 @@ class Worker:
             schedule.Push(self._steps - self._delay, scheme.pushed, scheme.pushed, scheme.push),
             schedule.Pull(self._steps, completed)]
         scheme.not_recorded = 'a worker begins with the center, and goes on from its own values'
-        scheme.not_simulated = 'fragments are exchanged while the workers train'
 
 
 class Begin(tf.train.SessionRunHook):

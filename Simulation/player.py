@@ -108,9 +108,6 @@ class Player:
           hparams: object with the scheme's hyperparameters as attributes.
           num_workers: int.
           seed: int, of the initial values.
-
-        Raises:
-          SystemExit: if the scheme is not simulated with these hyperparameters.
         """
         # Everything is in one process, so there are no devices of workers.
         here = type('Scheme', (scheme_class,), {'worker_device': staticmethod(lambda _: None)})
@@ -119,9 +116,6 @@ class Player:
             global_step = tf.train.get_or_create_global_step()
             network, self.source, self._test = make()
             self.scheme = here(network, global_step, hparams, 0, num_workers)
-            if self.scheme.not_simulated:
-                sys.exit('With these flags the scheme is not simulated: '
-                         f'{self.scheme.not_simulated}.')
             center = [getattr(variable, 'table', variable) for variable in network.variables]
             self.hparams, self.variables = hparams, [
                 variable for variable in tf.trainable_variables() if variable in center]

@@ -4,6 +4,8 @@ The toy problem of the synchronous schemes, with two variables that have the sam
 at 8, gradient x - m, learning rate 1/2. There are four local steps in a round, and two fragments.
 """
 
+import sys
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -13,7 +15,7 @@ from tfdist.scheme import graphs, seam
 from tfdist.training import sessions, traffic
 
 import test_synchronous
-from processes import BEGINS, DID, INCOMPLETE, STEP, Tasks, TEST
+from processes import BEGINS, DID, INCOMPLETE, ROOT, STEP, Tasks, TEST
 from test_diloco import ADAM, outer
 from test_synchronous import join
 
@@ -332,6 +334,12 @@ def test_it_is_not_recorded(streams, monkeypatch):
     with worker.graph.as_default(), pytest.raises(
             SystemExit, match='^--order_dir: in this scheme a worker begins [^\n]*$'):
         sessions.Trainer.of(worker.scheme)
+
+
+def test_it_is_not_simulated(programs):
+    run = programs.start([sys.executable, 'Simulation/simulate.py', '--scheme=DiLoCo',
+                          '--fragments=2'], cwd=ROOT)
+    run.fails('^With these flags the scheme is not simulated: workers keep values of their own, ')
 
 
 def test_fragments_are_of_about_the_same_size():

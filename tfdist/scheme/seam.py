@@ -119,6 +119,11 @@ class Seam:
         """Returns the device of a worker, for ops that belong there whatever the scope says."""
         return f'/job:worker/task:{task_index}'
 
+    @staticmethod
+    def why_not_simulated(hparams):
+        """Returns why a scheme that is simulated is not with these hyperparameters; or None."""
+        del hparams
+
     @classmethod
     def batches(cls, hparams):
         """Returns the number of batches that one run of `train_op` takes."""
