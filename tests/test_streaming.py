@@ -362,6 +362,14 @@ def test_a_run(programs):
     assert {match['local_steps'] for match in run.matches(DID)} == {'2000'}
 
 
+def test_it_is_checked_against_plain_tensorflow(programs):
+    """Alone, the worker's own values are those of the inner optimizer."""
+    run = programs.run_sh('DiLoCo', '--check', *FLAGS)
+    run.ends_well()
+    run.wait_for('check: losses agree .*')
+    run.wait_for(r'check: \d+ variables agree .*')
+
+
 @pytest.mark.parametrize('victim', [1, pytest.param(0, marks=pytest.mark.thorough)])
 def test_a_worker_is_killed(programs, victim):
     """The others wait for it, and it goes on with the fragment whose turn it is."""

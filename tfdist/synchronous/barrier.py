@@ -45,8 +45,8 @@ class Barrier(tf.train.SessionRunHook):
     Attributes:
       worker: int64 scalar tensor, the index of this worker.
       stamps: list of integer scalar tensors, the step to which each gradient belongs: that of this
-        worker's stamp, or -1 if it has pushed in that step already. A gradient of an older step
-        than the global step is dropped.
+        worker's stamp, or -1 if it has pushed in that step already, or the step is none of its
+        turn. A gradient of an older step than the global step is dropped.
       push: dict of tensors that adds the gradients without waiting: 'dropped', float32, 1 if they
         came too late, else 0, as of just before they came.
       complete: integer scalar tensor. Running it completes a step, and returns the global step. It
