@@ -11,6 +11,7 @@ That is Nesterov's form; the heavy ball has c <- c - outer_learning_rate * u in 
 this worker keeps from window to window: the inner optimizer's moments and its count of local steps,
 and not the parameters. What it sends, once per window: c - x_i, as in local SGD. The velocity u
 stays on the ps. Local SGD, SlowMo, BMUF and Lookahead are settings of the flags: see README.md.
+With --fragments the center is exchanged in parts, while the workers train: see streaming.py.
 
 Arthur Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", arXiv
 2311.08105, algorithm 1.
@@ -32,6 +33,7 @@ from tfdist.start import console
 from tfdist.synchronous import barrier
 from tfdist.training import checkpoints, chief, evaluation, report, sessions, training_flags
 from tfdist.start.quiet import tf
+import streaming
 
 model = model_file.load()
 FLAGS = flags.FLAGS
@@ -47,12 +49,31 @@ flags.DEFINE_float('outer_learning_rate', 0.7, 'nu, step size of the center', lo
 flags.DEFINE_float('outer_momentum', 0.9, 'mu, share of the velocity of the center that is left '
                    'in the next step', lower_bound=0)
 compression.define()
+streaming.define()
 
 
 class Scheme(barrier.Synchronous):
-    """DiLoCo: pull, a window of the inner optimizer, push, barrier, a step of the outer one."""
+    """DiLoCo: pull, a window of the inner optimizer, push, barrier, a step of the outer one.
+
+    Attributes:
+      replica: list of `tf.Variable`, the worker's own values of a center in fragments.
+    """
 
     tables_stay_on_ps = False  # the velocity moves every row, also those that no window reads
+    replica = ()
+
+    @staticmethod
+    def local_steps(hparams):
+        return streaming.local_steps(hparams)
+
+    @staticmethod
+    def why_not_simulated(hparams):
+        if streaming.is_asked_for(hparams):
+            return 'workers keep values of their own, and train while a fragment is exchanged'
+        return None
+
+    def at(self, step):
+        return [self, *self.others][step % (1 + len(self.others))]
 
     def make(self, network, global_step, hparams, task_index, num_workers):
         variables = network.variables
@@ -62,6 +83,12 @@ class Scheme(barrier.Synchronous):
                                           weight_decay=hparams.inner_weight_decay)
             else:
                 rule = network.local_rule(hparams.learning_rate)
+        # Fed with G this is the rule above: the point looked ahead to is what the workers pull.
+        outer = tf.train.MomentumOptimizer(hparams.outer_learning_rate, hparams.outer_momentum,
+                                           use_nesterov=hparams.outer == 'nesterov')
+        if streaming.is_asked_for(hparams):
+            streaming.make(self, rule, outer, global_step, hparams)
+            return
         self.own = rule.own
         self.pull = exchange.pull(variables, global_step)
         center = transfer.to_worker(self.pull[1:])
@@ -72,9 +99,6 @@ class Scheme(barrier.Synchronous):
             x = rule.step(x, gradients)
             figures.append(of_batch)
         self.computed = after(rule.keep(), figures)
-        # Fed with G this is the rule above: the point looked ahead to is what the workers pull.
-        outer = tf.train.MomentumOptimizer(hparams.outer_learning_rate, hparams.outer_momentum,
-                                           use_nesterov=hparams.outer == 'nesterov')
         self.meet(outer, exchange.add(center, x, -1), network, global_step, hparams, task_index,
                   num_workers)
         # In training the push comes first: of a window whose push fails the moments know nothing.

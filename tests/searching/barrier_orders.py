@@ -33,15 +33,21 @@ class Worker:
             hparams = types.SimpleNamespace(
                 replicas_to_aggregate=setting['pushes'], train_steps=setting['steps'],
                 stop_after_evals_without_gain=int(stops))
-            self.barrier = barrier.Barrier(
-                tf.train.GradientDescentOptimizer(tf.constant(1., tf.float64)), gradients,
-                self.variables, self.step, hparams, task_index, setting['workers'])
+            self._make_barriers(gradients, hparams, task_index, setting['workers'])
             self.last_step = stopping.LastStep(self.step)
             self.local_init = tf.local_variables_initializer()
             every = [self.step, *self.variables]
             self.all = [each.read_value() for each in every]
             self.saved = [tf.placeholder(each.dtype.base_dtype, []) for each in every]
             self.restore = [each.assign(value).op for each, value in zip(every, self.saved)]
+
+    def _make_barriers(self, gradients, hparams, task_index, num_workers):
+        self.barrier = self._barrier(gradients, self.variables, hparams, task_index, num_workers)
+
+    def _barrier(self, gradients, variables, hparams, task_index, num_workers, **kwargs):
+        optimizer = tf.train.GradientDescentOptimizer(tf.constant(1., tf.float64))
+        return barrier.Barrier(optimizer, gradients, variables, self.step, hparams, task_index,
+                               num_workers, **kwargs)
 
 
 class Barrier(protocol.Protocol):
@@ -98,7 +104,7 @@ class Barrier(protocol.Protocol):
             push = dict(worker=process.name, number=number, torn=False, lost=False,
                         losses=sum(world.incarnations.values()))
             world.pushes.append(push)
-            result = session.run(self._train_op(worker), {worker.pushed: 2. ** number},
+            result = session.run(self._train_op(worker, step), {worker.pushed: 2. ** number},
                                  dict(push=push))
             step = int(result['global_step'])
             self._check_result(world, push, result)
@@ -108,8 +114,12 @@ class Barrier(protocol.Protocol):
         hook.end(session)
         session.close()
 
-    def _train_op(self, worker):
+    def _train_op(self, worker, step):
         return worker.barrier.finish
+
+    def _in_step(self, number):
+        """Returns of which variables a step is, a list of ints."""
+        return [0, 1]
 
     def _steps(self, world, session, worker):
         """Returns the step at which a worker begins, and a function: the one at which it ends."""
@@ -211,7 +221,7 @@ class Barrier(protocol.Protocol):
         """Checks a step that is complete."""
         counted = world.counted[step - 1]
         must(step == world.steps + 1, 'a step is counted out of turn:', f'{step}')
-        sets = [counted.get(f'x{i}', []) for i in range(2)]
+        sets = [counted.get(f'x{i}', []) for i in self._in_step(step - 1)]
         world.steps = step
         if not self._is_initialized(world):  # it is going to be restored
             return
@@ -223,11 +233,10 @@ class Barrier(protocol.Protocol):
                 must(counted['contributions'] <= {push['worker'] for push in pushes},
                      'a contribution is missing from a mean:', f'{counted["contributions"]}')
         else:
-            must(sets[0] == sets[1], 'two variables take different pushes:',
+            must(sets[0] == sets[-1], 'two variables take different pushes:',
                  f'{[[push["worker"] for push in pushes] for pushes in sets]}')
-        world.center = world.center and [
-            before - sum(2. ** push['number'] for push in pushes) / len(pushes)
-            for before, pushes in zip(world.center, sets)]
+        for i, pushes in zip(self._in_step(step - 1), sets if world.center else []):
+            world.center[i] -= sum(2. ** push['number'] for push in pushes) / len(pushes)
         now = self._center(world)
         must(world.center is None or np.allclose(now, world.center),
              'the center is not what the pushes make of it:', f'{now}, not {world.center}')
@@ -237,7 +246,7 @@ class Barrier(protocol.Protocol):
         if push['lost'] or push['losses'] != sum(world.incarnations.values()):
             return
         counted = [number for number, sets in world.counted.items()
-                   if all(push in sets.get(f'x{i}', []) for i in range(2))]
+                   if all(push in sets.get(f'x{i}', []) for i in self._in_step(number))]
         partly = [number for number, sets in world.counted.items()
                   if any(push in sets.get(f'x{i}', []) for i in range(2))]
         if any(each['torn'] for number in partly

@@ -15,7 +15,7 @@ from tfdist.training import checkpoints, chief, report, save_lock, stopping
 
 from processes import ROOT
 from searching import (barrier_orders, lock_orders, members_orders, pairs_orders, ring_orders,
-                       ssp_orders, stopping_orders, tickets_orders)
+                       ssp_orders, stopping_orders, tickets_orders, turns_orders)
 
 # What is planted: a sentence; the class of the protocol; the object that has the function, and its
 # name; pairs of what stands there and what takes its place; and to find it sooner, the settings and
@@ -24,6 +24,7 @@ Plant = collections.namedtuple('Plant', 'sentence protocol owner function change
                                defaults=[None, ''])
 
 BARRIER, STOPPING = barrier_orders.Barrier, stopping_orders.Stopping
+TURNS = turns_orders.Turns
 SSP, TICKETS, LOCK = ssp_orders.Ssp, tickets_orders.Tickets, lock_orders.Lock
 MEMBERS, RING = members_orders.Members, ring_orders.Rings
 _SERVE = MEMBERS, members_orders.members, 'serve'
@@ -58,8 +59,7 @@ PLANTS = {
                         'tf.less_equal(self._pushed_at.read(self.worker),')]),
     'vote noted late': Plant(
         'A push is noted as that of the step before.', BARRIER, barrier.Barrier, '_make_push',
-        [('write(self.worker, self._local.value)',
-          'write(self.worker, self._local.value - 1)')]),
+        [('write(self.worker, noted)', 'write(self.worker, noted - 1)')]),
     'stamp of no step': Plant(
         'A push is stamped with a step far ahead, and is never too old.', BARRIER, barrier.Barrier,
         '_make_push', [('push(gradients, stamp, self.worker)',
@@ -68,6 +68,14 @@ PLANTS = {
         'A push is stamped with the step in which it arrives.', BARRIER, barrier.Barrier,
         '_make_push', [('push(gradients, stamp, self.worker)',
                         'push(gradients, stamp_at_push, self.worker)')]),
+    'in another turn': Plant(
+        'A worker pushes in the turn of another barrier.', TURNS, barrier.Barrier, '_make_push',
+        [('tf.logical_and(counts, self._turn.has(step))', 'counts')],
+        [dict(workers=2, pushes=None, steps=4)], '.* worker 1$'),
+    'last round': Plant(
+        'An accumulator takes a late push of the last round.', TURNS, accumulators.Accumulators,
+        'begin', [('ops.append(accumulator.set_global_step(stamp))', 'pass')],
+        [dict(workers=2, pushes=None, steps=4)], '(lose|start) worker 1$'),
     'one push less': Plant(
         'A step is complete when one push is missing.', BARRIER, barrier.Barrier, '__init__',
         [('self._number = pushes_per_step(hparams, num_workers)',

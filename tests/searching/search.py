@@ -20,9 +20,9 @@ sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent)]
 
 from searching import (barrier_orders, lock_orders, members_orders, pairs_orders,  # noqa: E402
                        planted, ring_orders, schedules, ssp_orders, stopping_orders,
-                       tickets_orders)
+                       tickets_orders, turns_orders)
 
-PROTOCOLS = [barrier_orders.Barrier, stopping_orders.Stopping, ssp_orders.Ssp,
+PROTOCOLS = [barrier_orders.Barrier, turns_orders.Turns, stopping_orders.Stopping, ssp_orders.Ssp,
              tickets_orders.Tickets, lock_orders.Lock, members_orders.Members, ring_orders.Rings,
              pairs_orders.Pairs]
 _MOST_OF_A_PLANT = 4000  # schedules

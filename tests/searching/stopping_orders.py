@@ -41,9 +41,6 @@ class Stopping(barrier_orders.Barrier):
     def faults(self, world):
         return [each for each in super().faults(world) if not each.startswith('crash')]
 
-    def _train_op(self, worker):
-        return worker.barrier.finish
-
     def _steps(self, world, session, worker):
         process = world.current.process
         progress = process.progress = report.Progress(

@@ -73,10 +73,15 @@ class Network(trainee.Trainee):
         """See `trainee.Trainee`."""
         return self._model.hooks()
 
-    def again(self, batches):
-        """Returns another `Network` of the same variables, for other batches."""
+    def again(self, batches=None, count=None):
+        """Returns another `Network` of the same variables, for another run of the graph.
+
+        Args:
+          batches: list of nests of tensors, by default those of this one.
+          count: int, how many of these batches such a run takes; by default all.
+        """
         other = copy.copy(self)
-        other._begin(batches)
+        other._begin((self._batches if batches is None else batches)[:count])
         return other
 
     def refuse_to_share_state(self, replicas):

@@ -30,19 +30,21 @@ def is_asked_for(hparams):
     return getattr(hparams, 'compression', 'none') != 'none'
 
 
-def of(scheme, hparams):
+def of(scheme, hparams, variables=None):
     """Returns the `Compression` of what a scheme pushes, or `Uncompressed`.
 
     Args:
       scheme: `seam.Seam` that has made its pull. With compression it gets one of its `workers`.
       hparams: object that may have the attribute `compression`.
+      variables: list of `tf.Variable` and `tables.Rows`, those for which it pushes; by default all
+        of its network.
 
     Raises:
       SystemExit: if the compression cannot be had.
     """
     if not is_asked_for(hparams):
         return Uncompressed()
-    variables = scheme.network.variables
+    variables = scheme.network.variables if variables is None else variables
     for variable in variables:
         if isinstance(variable, tables.Rows):
             sys.exit(f'--compression={hparams.compression}: {variable.op.name} is a table. Only '

@@ -10,6 +10,7 @@ A rule of your own is a class of a few lines with one function:
             return value - rate * tf.sign(mean), mean
 """
 
+import copy
 import sys
 
 from tfdist.scheme import exchange, recipe, tables
@@ -78,14 +79,21 @@ class Rule:
             self._kept.append(exchange.own_variable(tf.zeros([]), 't'))
         self._now = [variable.read_value() for variable in self._kept]
 
-    def pulled(self, step, workers=1):
+    def again(self):
+        """Returns the same rule, with the same slots, for another run of the graph."""
+        other = copy.copy(self)
+        other._now = [variable.read_value() for variable in self._kept]
+        return other
+
+    def pulled(self, step, workers=1, done=0):
         """Is called after a pull.
 
         Args:
           step: integer scalar tensor, the global step with which the worker pulled.
           workers: int, how many workers make the steps of their windows together.
+          done: int, how many local steps each of them has made since that global step.
         """
-        self._step, self._done, self._workers = step, 0, workers
+        self._step, self._done, self._workers = step, done * workers, workers
 
     def step(self, values, gradients):
         """Returns the values after a step, a list of tensors; takes lists of tensors.

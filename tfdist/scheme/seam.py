@@ -92,7 +92,9 @@ class Seam:
         run's update, the figures of `computed`, and others: 'staleness' of each update, the number
         of updates by other workers between its pull and its push; or 'dropped', the share of its
         pushes that came too late to count.
-      exchanges: list of `schedule.Pull` and `schedule.Push`, all of a run in order.
+      exchanges: list of `schedule.Pull` and `schedule.Push`, all of a run in order; by default as
+        `schedule.of` spreads them.
+      others: list of further `Seam`, if not every run of the scheme is the same one: see `at`.
       network, task_index, num_workers: as given.
     """
 
@@ -101,6 +103,7 @@ class Seam:
     gate: Optional[Gate] = None
     pulls: Optional[list] = None
     pushes: Optional[list] = None
+    exchanges: Optional[list] = None
     not_recorded: Optional[str] = None
     not_simulated: Optional[str] = None
     asks_for_sums = True
@@ -115,6 +118,11 @@ class Seam:
     def worker_device(task_index):
         """Returns the device of a worker, for ops that belong there whatever the scope says."""
         return f'/job:worker/task:{task_index}'
+
+    @staticmethod
+    def why_not_simulated(hparams):
+        """Returns why a scheme that is simulated is not with these hyperparameters; or None."""
+        del hparams
 
     @classmethod
     def batches(cls, hparams):
@@ -140,6 +148,7 @@ class Seam:
         """
         self.task_index, self.num_workers = task_index, num_workers
         self.stamps, self.own, self.workers, self.sums, self.hooks = [], [], [], [], []
+        self.others = []
         self.network = network
         network.shared_by(num_workers)
         network.set_pace(global_step, hparams, self.local_steps_per_count(hparams))
@@ -157,7 +166,8 @@ class Seam:
             self._with_state(network.state, global_step)
         if network.averages and self.complete is None:
             self.push['global_step'] = network.averages.follow(self.push['global_step'])
-        self.exchanges = schedule.of(self, self.local_steps(hparams))
+        if self.exchanges is None:
+            self.exchanges = schedule.of(self, self.local_steps(hparams))
         self.train_op = dict(self.computed, **(self.finish or self.push))
 
     def make(self, network, global_step, hparams, task_index, num_workers):
@@ -172,7 +182,8 @@ class Seam:
 
     def _check(self):
         """Ends the program if an attribute has another type than this class documents."""
-        lists = dict.fromkeys(('pull', 'pushed', 'stamps', 'own', 'workers', 'sums', 'hooks'), list)
+        lists = dict.fromkeys(('pull', 'pushed', 'stamps', 'own', 'workers', 'sums', 'hooks',
+                               'others'), list)
         optional = dict(gate=Gate, pulls=list, pushes=list, not_recorded=str, not_simulated=str,
                         finish=dict)
         for name, kind in dict(lists, computed=dict, push=dict, **optional).items():
@@ -194,6 +205,14 @@ class Seam:
                     self.push['global_step'] = tf.identity(self.push['global_step'])
         self.pull = self.pull + state.pull
         self.pushed = self.pushed + state.pushed
+
+    def at(self, step):
+        """Returns the `Seam` whose parts a run has that begins at a global step, an int.
+
+        It is this one, unless overridden, or one of `others`. All of them have the same `wait`.
+        """
+        del step
+        return self
 
     def wait(self):
         """Returns when this worker may begin its next run: at once, unless overridden."""

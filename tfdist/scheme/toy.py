@@ -1,5 +1,7 @@
 """A problem made of a function, to drive a scheme by hand without a model."""
 
+import copy
+
 from tfdist.scheme import exchange, recipe, trainee
 from tfdist.start.quiet import tf
 
@@ -33,6 +35,11 @@ class Problem(trainee.Trainee):
                      for each in zip(*(gradients for gradients, _ in every))]
         return (self.recipe.clip(gradients) if clipped else gradients,
                 exchange.mean([figures for _, figures in every]))
+
+    def again(self, count=None):
+        """Returns the same problem for another run of the graph, see `building.Network`."""
+        del count
+        return copy.copy(self)
 
     def finish(self):
         """Is called after the last gradients, see `building.Network`."""

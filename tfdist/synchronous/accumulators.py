@@ -70,6 +70,17 @@ class Accumulators:
                     ops.append(accumulator.apply_grad(gradient, stamp))
         return ops
 
+    def begin(self, stamp):
+        """Returns a list of ops that refuse what is older than a stamp, an int64 scalar tensor.
+
+        For accumulators from which not every step is taken, and which count only those that are.
+        """
+        ops = []
+        for accumulator in self.all:
+            with tf.device(accumulator.accumulator_ref.device):
+                ops.append(accumulator.set_global_step(stamp))
+        return ops
+
     def take(self, number, count, contributors=None):
         """Takes the mean gradients once there are enough, which begins the next step.
 

@@ -45,8 +45,8 @@ class Barrier(tf.train.SessionRunHook):
     Attributes:
       worker: int64 scalar tensor, the index of this worker.
       stamps: list of integer scalar tensors, the step to which each gradient belongs: that of this
-        worker's stamp, or -1 if it has pushed in that step already. A gradient of an older step
-        than the global step is dropped.
+        worker's stamp, or -1 if it has pushed in that step already, or the step is none of its
+        turn. A gradient of an older step than the global step is dropped.
       push: dict of tensors that adds the gradients without waiting: 'dropped', float32, 1 if they
         came too late, else 0, as of just before they came.
       complete: integer scalar tensor. Running it completes a step, and returns the global step. It
@@ -54,10 +54,11 @@ class Barrier(tf.train.SessionRunHook):
       finish: dict of tensors that pushes, and is there when the step is complete: 'global_step'
         after the step; 'dropped': whether the push did not count in it; and 'last_step', see
         `stopping.LastStep`, if training may end early.
+      done: tensor on the ps, of `finish`: what is read after it is as the step has left it.
     """
 
     def __init__(self, optimizer, gradients, variables, global_step, hparams, task_index,
-                 num_workers, before=(), averages=None):
+                 num_workers, before=(), averages=None, turn=None):
         """Makes the ops.
 
         Args:
@@ -72,16 +73,20 @@ class Barrier(tf.train.SessionRunHook):
           num_workers: int, the number of workers.
           before: list of ops to run before a push counts.
           averages: `averages.Averages` that follow each step, or None.
+          turn: `stamps.Turn`, the steps that this barrier makes, by default all. If barriers take
+            turns, the first one is the hook for all.
         """
         self._train_steps = hparams.train_steps
         self._last_step = (stopping.LastStep(global_step).value
                            if getattr(hparams, 'stop_after_evals_without_gain', 0) else None)
         self._is_chief = task_index == 0
         self._thread = None  # the chief's, see `after_create_session`
+        self._turn = turn
         self._number = pushes_per_step(hparams, num_workers)
         self._contributions = None  # without backups all workers contribute to each step
-        self._accumulators = accumulators.Accumulators(variables, robust_means.asked_for(
-            getattr(hparams, 'aggregate', 'mean'), self._number))
+        self._robust_mean = robust_means.asked_for(getattr(hparams, 'aggregate', 'mean'),
+                                                   self._number)
+        self._accumulators = accumulators.Accumulators(variables, self._robust_mean)
         self._variables, self._step = variables, global_step
         self._clock = stamps.Clock(global_step)
         with tf.device(global_step.device):
@@ -92,9 +97,10 @@ class Barrier(tf.train.SessionRunHook):
             self._step_now = global_step.read_value()
             pushed = self._make_push(gradients, before, num_workers)
             self._make_complete(optimizer, averages)
-            result = self._make_result(pushed)
-            self._make_join()
-        step, late, *last_step = tf.unstack(result)
+            self.done = self._make_result(pushed)
+            if not turn or not turn.number:
+                self._make_join()
+        step, late, *last_step = tf.unstack(self.done)
         self.finish = {'global_step': step, 'dropped': tf.cast(late, tf.float32)}
         if last_step:
             self.finish['last_step'], = last_step
@@ -113,14 +119,17 @@ class Barrier(tf.train.SessionRunHook):
                 gradients[0] = tf.identity(arrived)
         # The last stamp with which each worker has pushed.
         self._pushed_at = volatile_table.VolatileTable('pushed_at', self._step.device, default=-1)
-        step = stamps.step_of(self._local.value)
-        step_to_push = tf.where(tf.less(self._pushed_at.read(self.worker), self._local.value), step,
-                                -tf.ones_like(step))
+        step, noted = stamps.step_of(self._local.value), self._local.value
+        counts = tf.less(self._pushed_at.read(self.worker), self._local.value)
+        if self._turn:  # a push in the turn of another is none
+            counts = tf.logical_and(counts, self._turn.has(step))
+            noted = tf.where(counts, noted, self._pushed_at.read(self.worker))
+        step_to_push = tf.where(counts, step, -tf.ones_like(step))
         stamp = self._local.value - step + step_to_push  # with -1 older than all of its epoch
         pushes = self._accumulators.push(gradients, stamp, self.worker)
         self.stamps = [step_to_push] * len(pushes)
         with tf.control_dependencies(pushes):
-            pushed = self._pushed_at.write(self.worker, self._local.value)
+            pushed = self._pushed_at.write(self.worker, noted)
         if self._number < num_workers:
             self._contributions = contributions.Contributions(
                 self.worker, stamp, num_workers, self._number)
@@ -134,7 +143,10 @@ class Barrier(tf.train.SessionRunHook):
     def _make_complete(self, optimizer, averages):
         """Makes `complete`, and the ops that then give the workers their tokens."""
         count = self._contributions.count if self._contributions else self._number
-        with tf.control_dependencies([count] if self._contributions else []):
+        ready = [count] if self._contributions else []
+        if self._turn:  # an accumulator counts only the steps that are taken from it
+            ready += self._accumulators.begin(self._clock.read())
+        with tf.control_dependencies(ready):
             means = self._accumulators.take(
                 self._number, count, self._contributions and self._contributions.workers)
         update = optimizer.apply_gradients(
@@ -178,7 +190,9 @@ class Barrier(tf.train.SessionRunHook):
         """Makes the ops that a worker runs when it begins."""
         with tf.control_dependencies([self._tokens.forget()]):
             self._join = self._local.begin_life(self._clock.read())
-        every = [*self._accumulators.all,
+        of_center = self._accumulators if not self._turn else accumulators.Accumulators(
+            self._turn.center, self._robust_mean)
+        every = [*of_center.all,
                  *([self._contributions.accumulator] if self._contributions else [])]
         devices = {each.accumulator_ref.device for each in every} | {self._step.device}
         self._succession = succession.Succession(sorted(devices))
@@ -244,15 +258,20 @@ class Synchronous(seam.Seam):
         pushes = pushes_per_step(hparams, self.num_workers)
         return pushes * self.local_steps(hparams)
 
-    def meet(self, optimizer, gradients, network, global_step, hparams, task_index, num_workers):
-        """Makes the barrier, and from it the parts that push and complete; see `Barrier`."""
+    def meet(self, optimizer, gradients, network, global_step, hparams, task_index, num_workers,
+             variables=None, turn=None):
+        """Makes the barrier, and from it the parts that push and complete; see `Barrier`.
+
+        The `variables` are by default those of the network.
+        """
+        variables = network.variables if variables is None else variables
         # The state that the model assigns to becomes the mean of all workers' states.
         before = [network.state.push(1 / num_workers)] if network.state else []
-        compressed = compression.of(self, hparams)
+        compressed = compression.of(self, hparams, variables)
         self.own = self.own + compressed.own
         self.pushed, gradients = compressed.sent(liars.lie(self, gradients, hparams))
-        self.barrier = Barrier(optimizer, gradients, network.variables, global_step, hparams,
-                               task_index, num_workers, before, network.averages)
+        self.barrier = Barrier(optimizer, gradients, variables, global_step, hparams, task_index,
+                               num_workers, before, network.averages, turn)
         network.constrains = True
         self.stamps, self.complete = self.barrier.stamps, self.barrier.complete
         self.workers = self.workers + [self.barrier.worker]

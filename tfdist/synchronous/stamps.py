@@ -4,6 +4,8 @@ Each chief begins an epoch when it starts, and again after the loss of a ps. Wha
 epoch before is older than everything in the new one, even in the same step.
 """
 
+import collections
+
 from tfdist.scheme import volatile_table
 from tfdist.start.quiet import tf
 
@@ -14,6 +16,22 @@ _EPOCH = _LIFE = 0  # keys of the tables
 def step_of(stamp):
     """Returns the step that a stamp names; both are int64 tensors."""
     return tf.math.floormod(stamp, STEPS)
+
+
+class Turn(collections.namedtuple('Turn', 'number of center')):
+    """Which steps a barrier makes: `number`, `number + of`, `number + 2 * of`, and so on.
+
+    Other barriers, of other variables, make the steps between. They share stamps and tokens.
+
+    Attributes:
+      number: int, which one of the barriers it is, from 0 on.
+      of: int, how many barriers take turns.
+      center: list of `tf.Variable`, those of all these barriers.
+    """
+
+    def has(self, step):
+        """Returns a bool tensor: whether this barrier makes a step, an int64 scalar tensor."""
+        return tf.equal(tf.math.floormod(step, self.of), self.number)
 
 
 class Clock:
