@@ -1,6 +1,7 @@
 """Runs parts of a graph alone: tensors that are fetched together, and what has to be fed."""
 
 import collections
+import os
 
 import numpy as np
 from tensorflow.core.protobuf import config_pb2
@@ -9,7 +10,18 @@ from tfdist.start.quiet import tf
 
 _READ, _ASSIGN = 'ReadVariableOp', 'AssignVariableOp'
 _READING = _READ, 'ResourceGather', 'ResourceGatherNd'
-_HERE = -1  # of `RunOptions.inter_op_thread_pool`: in the thread that calls, none has to wake up
+# Of `RunOptions.inter_op_thread_pool`: the calling thread, so that none has to wake up; a thread of
+# the session; and several of them.
+_HERE, _ONE, _SEVERAL = -1, 0, 1
+_FEW = 1000  # ops; in the calling thread they nest, and more of them might overflow its stack
+
+
+def new_session(graph):
+    """Returns a `tf.Session` for parts of a `tf.Graph`."""
+    config = tf.ConfigProto(intra_op_parallelism_threads=1)
+    for number in 1, os.cpu_count():
+        config.session_inter_op_thread_pool.add(num_threads=number)
+    return tf.Session(graph=graph, config=config)
 
 
 class Part:
@@ -22,24 +34,24 @@ class Part:
       ops: set of the ops that run.
     """
 
-    def __init__(self, session, fetches, may_be_fed=(), places=None):
+    def __init__(self, session, fetches, may_be_fed=(), places=None, order_matters=True):
         """Takes the parts.
 
         Args:
-          session: `tf.Session`.
+          session: `tf.Session` of `new_session`.
           fetches: list of tensors and ops to fetch.
           may_be_fed: list of tensors that may be fed.
           places: dict of ints by op, the handle of a variable: see `run_for`.
+          order_matters: bool, whether ops that do not wait for each other run in one order only.
         """
         fetches = [session.graph.as_graph_element(fetch) for fetch in fetches]
-        ops, self.feeds = needed(fetches, may_be_fed)
-        reads, assigned = uses(ops, places or {})
+        self.ops, self.feeds, reads, assigned = planned(fetches, may_be_fed, places or {})
         self._reads = [(tensor.name, place) for tensor, place in reads]
         self._assigned = [place for _, place in assigned]
         given = self.feeds + [tensor for tensor, _ in reads]
-        self.ops, _ = needed(fetches, given) if reads else (ops, None)
         options = config_pb2.CallableOptions()
-        options.run_options.inter_op_thread_pool = _HERE
+        options.run_options.inter_op_thread_pool = (
+            _HERE if len(self.ops) <= _FEW else _ONE if order_matters else _SEVERAL)
         options.feed.extend(tensor.name for tensor in given)
         options.fetch.extend(fetch.name for fetch in fetches if isinstance(fetch, tf.Tensor))
         options.fetch.extend(tensor.name for tensor, _ in assigned)
@@ -80,6 +92,21 @@ def needed(fetches, may_be_fed):
     return ops, [tensor for name, tensor in may_be_fed.items() if name in used]
 
 
+def planned(fetches, may_be_fed, places):
+    """Returns what a `Part` of these arguments does.
+
+    Returns:
+      The set of ops that run; the list of tensors of `may_be_fed` that are fed; and two lists of
+      pairs of a tensor and the place of a variable: those that are fed in place of reading them,
+      and those that are assigned.
+    """
+    ops, feeds = needed(fetches, may_be_fed)
+    reads, assigned = uses(ops, places)
+    if reads:
+        ops, _ = needed(fetches, [*feeds, *(tensor for tensor, _ in reads)])
+    return ops, feeds, reads, assigned
+
+
 def uses(ops, places):
     """Finds where ops read variables and assign to them.
 
@@ -108,10 +135,11 @@ def only_reads_and_assigns(fetches, may_be_fed, places):
     reads, assigned = uses(ops, places)
     before, _ = needed([tensor for tensor, _ in reads], may_be_fed)
     given = {tensor.name for tensor in [*feeds, *(tensor for tensor, _ in reads)]}
+    fetched = [*fetches, *(tensor for tensor, _ in assigned)]
     return (all(op.type in (_READ, _ASSIGN) for op in users)
             and not any(op.type == _ASSIGN for op in users & before)
             and len({place for _, place in assigned}) == len(assigned)
-            and not any(tensor.name in given for tensor, _ in assigned))
+            and not any(each.name in given for each in fetched))
 
 
 def changed_by(ops):
@@ -125,16 +153,16 @@ def only_reads(ops):
     return all(map(_reads, _with_state(ops)))
 
 
-def depends_on_feeds_alone(part, places, changed):
-    """Returns whether it does not matter when a part runs, nor what runs at the same time.
+def depend_on_feeds_alone(ops, places, changed):
+    """Returns whether it does not matter when ops run, nor what runs at the same time.
 
     Args:
-      part: `Part`.
+      ops: collection of the ops of a `Part`.
       places: dict by op, the handle of a variable whose values are fed: see `Part.run_for`.
-      changed: set of handles, see `changed_by`, of all other parts.
+      changed: set of handles, see `changed_by`, of the ops of all other parts.
     """
     return all(op.type == _ASSIGN and op.inputs[0].op in places
-               or _reads(op) and op.inputs[0].op not in changed for op in _with_state(part.ops))
+               or _reads(op) and op.inputs[0].op not in changed for op in _with_state(ops))
 
 
 def _reads(op):

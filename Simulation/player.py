@@ -109,8 +109,7 @@ class Player:
             self._center_after = self._make_center_after()
             initialize = [tf.global_variables_initializer(), tf.local_variables_initializer(),
                           tf.tables_initializer()]
-        self.session = tf.Session(graph=graph, config=tf.ConfigProto(
-            intra_op_parallelism_threads=1, inter_op_parallelism_threads=1))
+        self.session = parts.new_session(graph)
         for op in initialize:
             self.session.run(op)
         graph.finalize()
@@ -142,8 +141,9 @@ class Player:
             after.append(parts.made_again(scheme.pull, pushed, 'center_after'))
         return after
 
-    def _part(self, fetches, may_be_fed=()):
-        return Part(self.session, fetches, may_be_fed, self._own and self._own.places)
+    def _part(self, fetches, may_be_fed=(), order_matters=True):
+        return Part(self.session, fetches, may_be_fed, self._own and self._own.places,
+                    order_matters)
 
     def _make_parts(self):
         """Makes the parts that are run again and again."""
@@ -154,34 +154,36 @@ class Player:
         pushing = [(list(push.figures.values()), [
             *may_be_fed, *push.arrived, *scheme.stamps, *scheme.sums,
             *([gate.worker] if gate else [])]) for push in pushes]
-        computing, keeps, sizes = self._computations(may_be_fed)
+        computing, keeps, numbers = self._computations(may_be_fed)
         if self._own:
             self._own.make_parts(self.session, [*pushing, *computing])
-        taken = self._make_pulls(pushing, computing, keeps, sizes)
-        self._push = [self._part(fetches + [after[i] for i in taken if after], fed)
+        self.computes_later = self._only_looks and self._are_alone(computing, pushing)
+        self._make_pulls(pushing, computing, keeps, numbers)
+        self._push = [self._part(fetches + [after[i] for i in self._taken if after], fed)
                       for (fetches, fed), after in zip(pushing, self._center_after)]
         self._arrived = [_names(push.arrived) for push in pushes]
         self._stamps, self._sums = _names(scheme.stamps), _names(scheme.sums)
         self._figures = [list(push.figures) for push in pushes]
         self.pushes_first = (len(pushes) == 1 and
                              not parts.needed(scheme.pushed, self.source.placeholders)[1])
-        others = list(self._push)
         if scheme.complete is not None:
             self._complete = self._part([scheme.complete])
-            others.append(self._complete)
         if gate:
             self._join, self._leave = (self._part([op], [gate.worker])
                                        for op in (gate.join, gate.leave))
             self._look = self._part([gate.clocks])
-            others += [self._join, self._leave]
-        self.computes_later = self._only_looks and self._is_alone(others)
 
-    def _is_alone(self, others):
-        """Returns whether computations do not depend on other `Part`s, nor on each other."""
-        places = self._own.places if self._own else {}
-        changed = set().union(*(parts.changed_by(part.ops) for part in others))
-        return all(parts.depends_on_feeds_alone(pull.compute, places, changed)
-                   for pull in self._pulls if pull.compute)
+    def _are_alone(self, computing, pushing):
+        """Returns whether computations depend neither on other runs, nor on each other.
+
+        The arguments are lists of pairs of lists of tensors: to fetch, and that may be fed.
+        """
+        scheme, gate, places = self.scheme, self.scheme.gate, self._own.places if self._own else {}
+        others = [*pushing, ([scheme.complete] if scheme.complete is not None else [], []),
+                  ([gate.join, gate.leave] if gate else [], [])]
+        changed = set().union(*(parts.changed_by(parts.needed(*run)[0]) for run in others))
+        return all(parts.depend_on_feeds_alone(parts.planned(*run, places)[0], places, changed)
+                   for run in computing)
 
     def _computations(self, may_be_fed):
         """Returns what is computed with each pull: all pushes up to the next pull.
@@ -206,30 +208,26 @@ class Player:
         return ([(both + each, fed) for both, each, fed in zip(kept, fetches, feeds)], kept,
                 [list(map(len, pushed)) for pushed in pushes])
 
-    def _make_pulls(self, pushing, computing, keeps, pushes):
+    def _make_pulls(self, pushing, computing, keeps, numbers):
         """Makes the parts that read the center, and those that compute.
 
         Args:
           pushing: list by push of pairs of lists of tensors: to fetch, and that may be fed.
-          computing, keeps, pushes: see `_computations`.
-
-        Returns:
-          List of ints, which tensors of `Seam.pull` are needed: the center is these.
+          computing, keeps, numbers: see `_computations`.
         """
         pulls = [pull.tensors for pull in self._exchanges(schedule.Pull)]
         needs = [set(_names(parts.needed(*run)[1])) for run in [*computing, *pushing]]
         self._fed_later = set().union(*needs[1:])
         sizes = [_size(tensor) for tensor in self.scheme.pull]
-        taken = [i for i in range(1, len(sizes)) if sizes[i] is None or any(
-            tensors[i].name in self._fed_later | needs[0] for tensors in pulls if i < len(tensors))]
-        taken = [0, *taken]
+        # The center is the step, and what is fed of the variables, or has a size to be known.
+        used = needs[0] | self._fed_later
+        self._taken = taken = [0, *(i for i in range(1, len(sizes)) if sizes[i] is None or any(
+            tensors[i].name in used for tensors in pulls if i < len(tensors)))]
         self._read = self._part([self.scheme.pull[i] for i in taken], self._given)
         self._pulls = [
             _Pull(_names(tensors[i] for i in taken if i < len(tensors)), sizes[:len(tensors)],
-                  self._part(*run) if run[0] else None, _names(kept), numbers)
-            for tensors, run, kept, numbers in zip(pulls, computing, keeps, pushes)]
-        self._taken = taken
-        return taken
+                  self._part(*run, not self.computes_later) if run[0] else None, _names(kept), each)
+            for tensors, run, kept, each in zip(pulls, computing, keeps, numbers)]
 
     def begin(self, worker, own=None):
         """Initializes what a worker keeps, as its program does at its start, or with `own`."""
