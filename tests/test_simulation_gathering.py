@@ -30,7 +30,8 @@ BACK = dict(STRAGGLERS, die=['1:9.1ms'], come=['1:17.3ms'])  # nobody may be mis
 KINDS = [
     ('HogWild', {}, DEATHS), ('HogWild', dict(compression='topk:0.5'), DEATHS),
     ('DC-ASGD', dict(variance='adaptive'), DEATHS), ('AGN', {}, DEATHS), ('DynSGD', {}, DEATHS),
-    ('DOWNPOUR', dict(n_fetch=2, n_push=3), DEATHS), ('DOWNPOUR', dict(n_fetch=3, n_push=1), DEATHS),
+    ('DOWNPOUR', dict(n_fetch=2, n_push=3), DEATHS),
+    ('DOWNPOUR', dict(n_fetch=3, n_push=1), DEATHS),
     ('AEASGD', {}, DEATHS), ('AEAMSGD', {}, DEATHS), ('SSP', dict(staleness_bound=1), DEATHS),
     ('Synchronous-SGD', {}, BACK), ('Synchronous-SGD', dict(replicas_to_aggregate=3), BACK),
     ('SAGN', {}, BACK), ('Local-SGD', dict(compression='topk:0.5'), BACK), ('DiLoCo', {}, BACK),
