@@ -39,10 +39,10 @@ class Clock:
         Raises:
           SystemExit: if time stands still, or becomes infinite.
         """
-        agenda, number = self._agenda, self._number
+        agenda, number, pop, push = self._agenda, self._number, heapq.heappop, heapq.heappush
         while agenda and goes_on():
-            now, _, process = heapq.heappop(agenda)
-            self.now = now
+            self.now, _, process = pop(agenda)
+            now = self.now
             if now == math.inf:
                 sys.exit('Nothing more happens: what comes next takes more than 1e308 s. Give '
                          'shorter times, or more bandwidth.')
@@ -53,7 +53,7 @@ class Clock:
                 elif wish is not None:
                     if not wish > now:
                         continue
-                    heapq.heappush(agenda, (wish, next(number), process))
+                    push(agenda, (wish, next(number), process))
                 break  # it waits, has ended, or was closed
             else:
                 sys.exit(f'Time stands still at {self.now:.3g} s: what a worker does takes none. '

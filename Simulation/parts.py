@@ -10,6 +10,7 @@ from tfdist.start.quiet import tf
 
 _READ, _ASSIGN = 'ReadVariableOp', 'AssignVariableOp'
 _READING = _READ, 'ResourceGather', 'ResourceGatherNd'
+_LOCKS = 'MutexV2', 'MutexLock', 'ConsumeMutexLock'
 # Of `RunOptions.inter_op_thread_pool`: the calling thread, so that none has to wake up; a thread of
 # the session; and several of them.
 _HERE, _ONE, _SEVERAL = -1, 0, 1
@@ -148,9 +149,14 @@ def changed_by(ops):
             if tensor.op.type == 'VarHandleOp'}
 
 
-def only_reads(ops):
-    """Returns whether ops, a collection, depend on variables alone, and change nothing."""
-    return all(map(_reads, _with_state(ops)))
+def only_reads(ops, may_lock=True):
+    """Returns whether ops, a collection, depend on variables alone, and change nothing.
+
+    Args:
+      ops: collection of ops.
+      may_lock: bool, whether they may keep others off meanwhile.
+    """
+    return all(_reads(op) or may_lock and op.type in _LOCKS for op in _with_state(ops))
 
 
 def depend_on_feeds_alone(ops, places, changed):

@@ -129,10 +129,11 @@ class Player:
         """Returns for each push of a round what a pull right after it reads, a list of tensors.
 
         Lists are empty where a run of its own reads that: after a step of all workers together, or
-        if a pull does more than read variables.
+        if a pull does more than read variables, as one that waits for a lock does.
         """
         scheme, pushes = self.scheme, self._exchanges(schedule.Push)
-        if scheme.complete is not None or not self._only_looks:
+        looks, given = parts.needed(scheme.pull, self._given)
+        if scheme.complete is not None or given or not parts.only_reads(looks, may_lock=False):
             return [[] for _ in pushes]
         after = []
         for push in pushes:
