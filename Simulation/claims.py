@@ -9,6 +9,7 @@ It does not simulate again what is in results/claims.csv; --results_dir= names a
 
 import argparse
 import collections
+import os
 import pathlib
 import sys
 
@@ -55,8 +56,14 @@ def asked_for(sweeps):
             for seed in range(1, its.seeds + 1)]
 
 
-def simulate(claims, table):
-    """Simulates what a list of `papers.Claim`s needs and a table does not have yet."""
+def simulate(claims, table, jobs=None):
+    """Simulates what is needed and not there yet.
+
+    Args:
+      claims: list of `papers.Claim`.
+      table: `experiments.Table`.
+      jobs: int, how many simulations at a time; by default one for each processor.
+    """
     asked, seen = collections.defaultdict(list), set()
     for claim in claims:
         for scheme, flags in asked_for(claim.sweeps):
@@ -64,13 +71,18 @@ def simulate(claims, table):
             if key not in seen and not table.row(scheme, flags):
                 seen.add(key)
                 asked[scheme].append(flags)
+    jobs = jobs or os.cpu_count()
+    processes = -(-jobs // max(1, len(asked)))  # for each scheme, so that no processor is idle
     with tqdm.tqdm(total=len(seen), unit=' simulations', disable=None, leave=False) as bar:
-        def of_scheme(name):
+        def some_of_a_scheme(which):
+            name, first = which
             with experiments.Scheme(name) as scheme:
-                for flags in asked[name]:
+                for flags in asked[name][first::processes]:
                     table.simulate(scheme, flags)
                     bar.update()
-        experiments.for_each(of_scheme, list(asked))
+        experiments.for_each(some_of_a_scheme, [
+            (name, first) for name, flags in asked.items()
+            for first in range(min(processes, len(flags)))], jobs)
 
 
 def _looks(names):
@@ -158,6 +170,7 @@ def _options(arguments):
                         metavar='NAME,...', help=f'all, or some of {", ".join(names)}')
     parser.add_argument('--draw', action='store_true', help='simulate nothing')
     parser.add_argument('--results_dir', type=pathlib.Path, default=RESULTS)
+    experiments.add_jobs(parser)
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.claims.split(',')) - set(names))
     if unknown:
@@ -171,7 +184,7 @@ def main(arguments):
     claims = [claim for claim in papers.CLAIMS if claim.name in options.claims.split(',')]
     table = experiments.Table(options.results_dir / 'claims.csv', papers.COLUMNS)
     if not options.draw:
-        simulate(claims, table)
+        simulate(claims, table, options.jobs)
     judged = judge(claims, table)
     if not judged:
         sys.exit(f'{options.results_dir}: there is nothing to draw; without --draw it is '

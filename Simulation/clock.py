@@ -39,19 +39,21 @@ class Clock:
         Raises:
           SystemExit: if time stands still, or becomes infinite.
         """
-        while self._agenda and goes_on():
-            self.now, _, process = heapq.heappop(self._agenda)
-            if self.now == math.inf:
+        agenda, number, pop, push = self._agenda, self._number, heapq.heappop, heapq.heappush
+        while agenda and goes_on():
+            self.now, _, process = pop(agenda)
+            now = self.now
+            if now == math.inf:
                 sys.exit('Nothing more happens: what comes next takes more than 1e308 s. Give '
                          'shorter times, or more bandwidth.')
             for _ in range(_MOST_AT_ONCE):
                 wish = next(process, None)
                 if isinstance(wish, Signal):
                     wish.waiting.append(process)
-                elif wish is not None and wish > self.now:
-                    self.start(process, wish)
                 elif wish is not None:
-                    continue
+                    if not wish > now:
+                        continue
+                    push(agenda, (wish, next(number), process))
                 break  # it waits, has ended, or was closed
             else:
                 sys.exit(f'Time stands still at {self.now:.3g} s: what a worker does takes none. '
@@ -89,7 +91,8 @@ class Queue:
 
     def serve(self, seconds):
         """Joins the queue now, to be served for so many seconds; returns when that is done."""
-        end = max(self._clock.now, self._free_at[0]) + seconds
+        now, free = self._clock.now, self._free_at[0]
+        end = (now if now > free else free) + seconds
         heapq.heapreplace(self._free_at, end)
         self._promised += seconds
         return end

@@ -99,7 +99,7 @@ class Crew:
 
     def reach(self, step):
         """Has workers come and leave at their steps, of which `step` may be one."""
-        for what, planned in self._at_steps.items():
+        for what, planned in self._at_steps.items() if any(self._at_steps.values()) else ():
             due = [(worker, at) for worker, at in planned if at <= step]
             for worker, at in due:
                 planned.remove((worker, at))

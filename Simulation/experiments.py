@@ -4,11 +4,13 @@ As a program it is such a process. It reads what to simulate from its input, a l
 answers each line with the figures, another one.
 """
 
+import argparse
 import collections
 import csv
 import json
 import os
 import pathlib
+import re
 import select
 import subprocess
 import sys
@@ -116,6 +118,17 @@ class Table:
             if is_new:
                 writer.writeheader()
             writer.writerow(row)
+
+
+def add_jobs(parser):
+    """Adds the option of `for_each` to an `argparse.ArgumentParser`."""
+    def number(text):
+        if not re.fullmatch(r'[1-9]\d*', text):
+            raise argparse.ArgumentTypeError(f'{text} is no number from 1 on')
+        return int(text)
+
+    parser.add_argument('--jobs', type=number, metavar='N',
+                        help='simulations at a time; by default one for each processor')
 
 
 def local_steps_per_second(row):

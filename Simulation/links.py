@@ -4,7 +4,11 @@ Each worker has a link of its own. All workers share the link of a ps, which is 
 direction, and the time of the ps for updates, another queue: first come, first served.
 """
 
+import functools
+
 from clock import Queue
+
+_KEPT = 256  # sizes whose times are known: where rows of tables travel, all sizes are different
 
 
 class Star:
@@ -29,16 +33,33 @@ class Star:
         self._clock, self._cluster, self._scale = clock, cluster, scale
         self.into, self.out, self.updates = (
             [Queue(clock) for _ in range(cluster.ps)] for _ in range(3))
+        self._latencies, self._bandwidths = (
+            [cluster.of(name, worker) for worker in range(cluster.workers)]
+            for name in ('latency', 'bandwidth'))
+        self._times_of = functools.lru_cache(_KEPT)(self._times_of_sizes)
 
     def latency(self, worker):
         """Returns when a message arrives that now leaves for a worker, or from it."""
-        return self._clock.now + self._cluster.of('latency', worker)
+        return self._clock.now + self._latencies[worker]
+
+    def _times_of_sizes(self, sizes):
+        """Returns what tensors of these sizes, a tuple, take, whenever they travel.
+
+        Returns:
+          Float, bytes on the link of a worker; list of floats by ps, seconds on its link; and list
+          of floats by ps, seconds that it takes for the update.
+        """
+        total, spread = sum(sizes), self._spread(sizes)
+        return (self._scale * total,
+                [self._scale * size / self._cluster.ps_bandwidth for size in spread],
+                [self._cluster.update * size / (total or 1) for size in spread])
 
     def _carry(self, worker, queues, sizes):
         """Returns when tensors of these sizes have passed the links of the worker and the ps."""
-        end = self._clock.now + self._scale * sum(sizes) / self._cluster.of('bandwidth', worker)
-        for queue, size in zip(queues, self._spread(sizes)):
-            end = max(end, queue.serve(self._scale * size / self._cluster.ps_bandwidth))
+        total, each, _ = self._times_of(tuple(sizes))
+        end = self._clock.now + total / self._bandwidths[worker]
+        for queue, seconds in zip(queues, each):
+            end = max(end, queue.serve(seconds))
         return end
 
     def _spread(self, sizes):
@@ -62,9 +83,8 @@ class Star:
 
     def update(self, sizes):
         """Returns when all ps, each after its queue, have updated tensors of these sizes."""
-        total = sum(sizes) or 1
-        return max(queue.serve(self._cluster.update * size / total)
-                   for queue, size in zip(self.updates, self._spread(sizes)))
+        _, _, each = self._times_of(tuple(sizes))
+        return max(queue.serve(seconds) for queue, seconds in zip(self.updates, each))
 
     def shares(self):
         """Returns a dict by kind of work: the share of the time so far for which the ps did it."""

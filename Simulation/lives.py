@@ -5,7 +5,6 @@ workers back; a source of batches may give out tickets. The workers of all other
 compute and push as soon as they are ready.
 """
 
-import functools
 import math
 import sys
 
@@ -13,6 +12,8 @@ import numpy as np
 from clock import Signal
 import links
 from processors import Processors
+
+_OVERLAPS = 'overlaps'  # a worker pushes, and computes meanwhile
 
 
 def kind_of(player):
@@ -55,40 +56,37 @@ class Life:
         """
         self._clock, self._cluster, self._player, self._record = clock, cluster, player, record
         self._delays = delays
-        self._random = [np.random.RandomState([seed % 2 ** 32, worker])
-                        for worker in range(cluster.workers)]
-        self._steps = [cluster.steps_of(worker) for worker in range(cluster.workers)]
+        self._computes = [
+            cluster.steps_of(worker).ahead(np.random.RandomState([seed % 2 ** 32, worker]))
+            for worker in range(cluster.workers)]
         self._leaving, self.step = set(), 0
         scale = cluster.parameters / player.parameters if cluster.parameters else 1
         self.travels = self.network(clock, cluster, scale)
         self.processors = Processors(clock, cluster, self.stages)
-        self._does = {what: functools.partial(self._timed, what, process) for what, process in (
-            ('pulls', self._pull), ('computes', self._compute), ('pushes', self._push),
-            ('waits', self._follow))}
-        self._does['overlaps'] = self._push_and_compute
-        self._pieces = player.pieces
+        does = {'pulls': self._pull, 'computes': self._compute, 'pushes': self._push,
+                'waits': self._follow, _OVERLAPS: self._push_and_compute}
+        pieces = player.pieces
         # On shared processors a worker has one thread, which cannot send while it computes.
         if player.pushes_first and not cluster.cores:
             pull, compute, *_ = player.pieces
-            self._pieces = [pull, compute._replace(what='overlaps')]
+            pieces = [pull, compute._replace(what=_OVERLAPS)]
+        self._pieces = [(piece, does[piece.what]) for piece in pieces]
 
     def of(self, worker):
         """The life of a worker, a process: from when it comes until it leaves."""
+        clock, phase = self._clock, self._record.phase
         self._leaving.discard(worker)
         self._player.begin(worker)
         while worker not in self._leaving:
-            yield from self._timed('waits', self._enter, worker)
-            one = None
-            for piece in self._pieces:
-                one = (yield from self._does[piece.what](worker, one, piece)) or one
+            began, one = clock.now, None
+            yield from self._enter(worker)
+            phase(worker, 'waits', began, clock.now)
+            for piece, process in self._pieces:
+                began = clock.now
+                one = (yield from process(worker, one, piece)) or one
+                if piece.what != _OVERLAPS:  # which are two phases
+                    phase(worker, piece.what, began, clock.now)
         self.lose(worker)
-
-    def _timed(self, what, process, worker, *args):
-        """Runs a process, records when the worker did that, and returns its result."""
-        began = self._clock.now
-        result = yield from process(worker, *args)
-        self._record.phase(worker, what, began, self._clock.now)
-        return result
 
     def _push_and_compute(self, worker, one, piece):
         """A process: pushes while the local steps of a piece are computed; see `_pull`."""
@@ -129,9 +127,8 @@ class Life:
 
     def _when_computed(self, worker, piece):
         """Returns when a worker has received its pull and computed a piece's local steps."""
-        computes = self._steps[worker].draw(self._random[worker], piece.local_steps)
-        return (self.processors.stage(computes)
-                + self._delays[worker] * piece.local_steps)
+        computes = self._computes[worker](piece.local_steps)
+        return self.processors.stage(computes) + self._delays[worker] * piece.local_steps
 
     def _push(self, worker, one, piece):
         """Pushes, and waits for the answer of the ps, a process; see `_pull`."""

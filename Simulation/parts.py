@@ -1,39 +1,212 @@
 """Runs parts of a graph alone: tensors that are fetched together, and what has to be fed."""
 
 import collections
+import os
 
 import numpy as np
 from tensorflow.core.protobuf import config_pb2
+from tfdist.scheme import graphs
 from tfdist.start.quiet import tf
+
+_READ, _ASSIGN = 'ReadVariableOp', 'AssignVariableOp'
+_READING = _READ, 'ResourceGather', 'ResourceGatherNd'
+_LOCKS = 'MutexV2', 'MutexLock', 'ConsumeMutexLock'
+# Of `RunOptions.inter_op_thread_pool`: the calling thread, so that none has to wake up; a thread of
+# the session; and several of them.
+_HERE, _ONE, _SEVERAL = -1, 0, 1
+_FEW = 1000  # ops; in the calling thread they nest, and more of them might overflow its stack
+
+
+def new_session(graph):
+    """Returns a `tf.Session` for parts of a `tf.Graph`."""
+    config = tf.ConfigProto(intra_op_parallelism_threads=1)
+    for number in 1, os.cpu_count():
+        config.session_inter_op_thread_pool.add(num_threads=number)
+    return tf.Session(graph=graph, config=config)
 
 
 class Part:
     """Tensors that one run fetches, as fast as a session can.
+
+    Threads may run it at the same time.
 
     Attributes:
       feeds: list of the tensors to be fed: those of `may_be_fed` that the fetches depend on.
       ops: set of the ops that run.
     """
 
-    def __init__(self, session, fetches, may_be_fed=()):
-        """Takes a `tf.Session`, lists of what to fetch, and of tensors that may be fed."""
+    def __init__(self, session, fetches, may_be_fed=(), places=None, order_matters=True):
+        """Takes the parts.
+
+        Args:
+          session: `tf.Session` of `new_session`.
+          fetches: list of tensors and ops to fetch.
+          may_be_fed: list of tensors that may be fed.
+          places: dict of ints by op, the handle of a variable: see `run_for`.
+          order_matters: bool, whether ops that do not wait for each other run in one order only.
+        """
         fetches = [session.graph.as_graph_element(fetch) for fetch in fetches]
-        may_be_fed = list(collections.OrderedDict((tensor.name, tensor)
-                                                  for tensor in may_be_fed).values())
-        self.ops, used = _ancestors(fetches, {tensor.name for tensor in may_be_fed})
-        self.feeds = [tensor for tensor in may_be_fed if tensor.name in used]
+        self.ops, self.feeds, reads, assigned = planned(fetches, may_be_fed, places or {})
+        self._reads = [(tensor.name, place) for tensor, place in reads]
+        self._assigned = [place for _, place in assigned]
+        given = self.feeds + [tensor for tensor, _ in reads]
         options = config_pb2.CallableOptions()
-        options.feed.extend(tensor.name for tensor in self.feeds)
+        options.run_options.inter_op_thread_pool = (
+            _HERE if len(self.ops) <= _FEW else _ONE if order_matters else _SEVERAL)
+        options.feed.extend(tensor.name for tensor in given)
         options.fetch.extend(fetch.name for fetch in fetches if isinstance(fetch, tf.Tensor))
+        options.fetch.extend(tensor.name for tensor, _ in assigned)
         options.target.extend(fetch.name for fetch in fetches if isinstance(fetch, tf.Operation))
         # `Session.make_callable` takes twice as long where something is fed.
         self.run = session._make_callable_from_options(options)
-        self._dtypes = [tensor.dtype.as_numpy_dtype for tensor in self.feeds]
+        self._given = [(tensor.name, tensor.dtype.as_numpy_dtype) for tensor in given]
 
     def __call__(self, values):
         """Returns the list of values; `values` has those to be fed, by the tensors' names."""
-        return self.run(*[np.asarray(values[tensor.name], dtype)
-                          for tensor, dtype in zip(self.feeds, self._dtypes)])
+        return self.run(*[np.asarray(values[name], dtype) for name, dtype in self._given])
+
+    def run_for(self, values, kept):
+        """Runs the part with a worker's values in place of those of variables.
+
+        Args:
+          values: dict of what is to be fed, to which the values that are read are added.
+          kept: list of arrays by place.
+
+        Returns:
+          The list of results, and the list of arrays by place after the run.
+        """
+        for name, place in self._reads:
+            values[name] = kept[place]
+        results = self(values)
+        if self._assigned:
+            kept = list(kept)
+            for place, value in zip(self._assigned, results[-len(self._assigned):]):
+                kept[place] = value
+            results = results[:-len(self._assigned)]
+        return results, kept
+
+
+def needed(fetches, may_be_fed):
+    """Returns the set of ops that run to fetch a list, and those of the `may_be_fed` to feed."""
+    may_be_fed = collections.OrderedDict((tensor.name, tensor) for tensor in may_be_fed)
+    ops, used = _ancestors(fetches, set(may_be_fed))
+    return ops, [tensor for name, tensor in may_be_fed.items() if name in used]
+
+
+def planned(fetches, may_be_fed, places):
+    """Returns what a `Part` of these arguments does.
+
+    Returns:
+      The set of ops that run; the list of tensors of `may_be_fed` that are fed; and two lists of
+      pairs of a tensor and the place of a variable: those that are fed in place of reading them,
+      and those that are assigned.
+    """
+    ops, feeds = needed(fetches, may_be_fed)
+    reads, assigned = uses(ops, places)
+    if reads:
+        ops, _ = needed(fetches, [*feeds, *(tensor for tensor, _ in reads)])
+    return ops, feeds, reads, assigned
+
+
+def uses(ops, places):
+    """Finds where ops read variables and assign to them.
+
+    Args:
+      ops: collection of ops.
+      places: dict of ints by op, the handle of a variable.
+
+    Returns:
+      List of pairs of a tensor that is read, and the variable's place; and of pairs of a tensor
+      that is assigned, and the place.
+    """
+    users = sorted((op for op in ops if op.inputs and op.inputs[0].op in places),
+                   key=lambda op: op.name)
+    return ([(op.outputs[0], places[op.inputs[0].op]) for op in users if op.type == _READ],
+            [(op.inputs[1], places[op.inputs[0].op]) for op in users if op.type == _ASSIGN])
+
+
+def only_reads_and_assigns(fetches, may_be_fed, places):
+    """Returns whether a run reads variables, and then assigns to them at most once each.
+
+    So what is read can be fed, and what is assigned can be fetched. The arguments are those of
+    `Part`.
+    """
+    ops, feeds = needed(fetches, may_be_fed)
+    users = {op for op in ops if any(tensor.op in places for tensor in op.inputs)}
+    reads, assigned = uses(ops, places)
+    before, _ = needed([tensor for tensor, _ in reads], may_be_fed)
+    given = {tensor.name for tensor in [*feeds, *(tensor for tensor, _ in reads)]}
+    fetched = [*fetches, *(tensor for tensor, _ in assigned)]
+    return (all(op.type in (_READ, _ASSIGN) for op in users)
+            and not any(op.type == _ASSIGN for op in users & before)
+            and len({place for _, place in assigned}) == len(assigned)
+            and not any(each.name in given for each in fetched))
+
+
+def changed_by(ops):
+    """Returns the set of handles, ops, of the variables that a collection of ops may change."""
+    return {tensor.op for op in ops if op.type not in _READING for tensor in op.inputs
+            if tensor.op.type == 'VarHandleOp'}
+
+
+def only_reads(ops, may_lock=True):
+    """Returns whether ops, a collection, depend on variables alone, and change nothing.
+
+    Args:
+      ops: collection of ops.
+      may_lock: bool, whether they may keep others off meanwhile.
+    """
+    return all(_reads(op) or may_lock and op.type in _LOCKS for op in _with_state(ops))
+
+
+def depend_on_feeds_alone(ops, places, changed):
+    """Returns whether it does not matter when ops run, nor what runs at the same time.
+
+    Args:
+      ops: collection of the ops of a `Part`.
+      places: dict by op, the handle of a variable whose values are fed: see `Part.run_for`.
+      changed: set of handles, see `changed_by`, of the ops of all other parts.
+    """
+    return all(op.type == _ASSIGN and op.inputs[0].op in places
+               or _reads(op) and op.inputs[0].op not in changed for op in _with_state(ops))
+
+
+def _reads(op):
+    return op.type in _READING and op.inputs[0].op.type == 'VarHandleOp'
+
+
+def _with_state(ops):
+    """Returns those of the ops that depend on more than their inputs, but for handles; a list."""
+    by_type = {op.type: op for op in ops if op.type != 'VarHandleOp'}
+    types = {name for name, op in by_type.items() if op.op_def is None or op.op_def.is_stateful}
+    return [op for op in ops if op.type in types]
+
+
+def made_again(tensors, after, name):
+    """Makes tensors once more in the default graph, by copies of the ops that make them.
+
+    Args:
+      tensors: list of tensors.
+      after: tensor that the copies wait for.
+      name: string, the scope of the copies.
+
+    Returns:
+      List of tensors.
+    """
+    graph = tf.get_default_graph()
+    ops = graphs.ancestors(tensors)
+    handles = [op for op in ops if not op.inputs and op.outputs
+               and op.outputs[0].dtype in (tf.resource, tf.variant)]
+    copies = tf.GraphDef(versions=graph.graph_def_versions)
+    for op in sorted(ops.difference(handles), key=lambda op: op.name):
+        node = copies.node.add()
+        node.CopyFrom(op.node_def)
+        if '_class' in node.attr:
+            del node.attr['_class']  # beside which op: all are in one place
+        node.input.append(f'^{after.op.name}')
+    given = {f'{op.name}:0': op.outputs[0] for op in handles}
+    given[f'^{after.op.name}'] = after
+    return tf.import_graph_def(copies, given, [tensor.name for tensor in tensors], name=name)
 
 
 def _ancestors(fetches, fed, made=()):

@@ -239,7 +239,8 @@ class _Figures:
         """Adds the figures of a round, a dict of numbers or arrays."""
         for name, value in figures.items():
             if name == 'staleness':
-                self.staleness.update(np.ravel(value).tolist())
+                for late in [value] if np.ndim(value) == 0 else np.ravel(value):
+                    self.staleness[int(late)] += 1
             else:
                 self.sums[name] += float(value)
                 self.counts[name] += 1

@@ -6,16 +6,45 @@ import itertools
 from tfdist.scheme import schedule
 
 
-class Round(collections.namedtuple('Round', 'step fed pushed figures pull_bytes')):
+class Computed(collections.namedtuple('Computed', 'fed pushed figures kept')):
+    """What a worker has computed with its last pull, and what it had before.
+
+    Attributes:
+      fed, pushed, figures: see `Round`.
+      kept: list of arrays, what the worker keeps, see `own`; None if that is loaded.
+    """
+
+
+class Round:
     """What a worker has between a pull and what comes after it.
+
+    It knows at once what it has pulled. The rest is computed before it is first asked for.
 
     Attributes:
       step: int, the global step that the worker pulled.
-      fed: dict of arrays by tensors' names: what later runs are fed of its pull and its batches.
-      pushed: list by push of lists of arrays, what the worker pushes, as far as that is known.
-      figures: dict of floats, of its batches; empty until all of them are computed.
       pull_bytes: list of ints, the size of each tensor that it pulled.
     """
+
+    __slots__ = 'step', 'pull_bytes', '_computation'
+
+    def __init__(self, step, pull_bytes, computation):
+        """Takes the attributes, and a `gathering.Computation` of a `Computed`."""
+        self.step, self.pull_bytes, self._computation = step, pull_bytes, computation
+
+    @property
+    def fed(self):
+        """Dict of arrays by tensors' names: what later runs are fed of its pulls and batches."""
+        return self._computation.result().fed
+
+    @property
+    def pushed(self):
+        """List by push of lists of arrays, what the worker pushes, as far as that is known."""
+        return self._computation.result().pushed
+
+    @property
+    def figures(self):
+        """Dict of floats, of its batches; empty until all of them are computed."""
+        return self._computation.result().figures
 
     def push_bytes(self, number=0):
         """Returns the size of each tensor of push `number`, a list of ints."""

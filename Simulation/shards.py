@@ -3,10 +3,15 @@
 A source of batches has two attributes: `batches`, a list of nests of placeholders, which a scheme
 takes in a run; and `placeholders`, the list of all of them. `next(worker)` returns an array for
 each placeholder.
+
+A source that is faster for several workers at once does the same in two steps: `ask(worker)` says
+what comes next for the worker, and `draw(asked)` takes a list of what was said, and returns a list
+of lists of arrays. Several threads may draw at the same time.
 """
 
 import collections
 import functools
+import itertools
 import sys
 
 import numpy as np
@@ -15,6 +20,8 @@ from tfdist.model import state
 from tfdist.scheme import graphs
 from tfdist.start.quiet import tf
 from constants import Constants
+
+_AHEAD = 1024  # examples whose order is drawn at once, at least
 
 
 def to_be_fed(dtype, shape):
@@ -44,15 +51,26 @@ class Arrays:
         self.batches = batches.in_pieces(tuple(self.placeholders))
         self._random = [np.random.RandomState([seed % 2 ** 32, *shard])
                         for seed, shard in zip(seeds, shards)]
-        self._left = [np.array([], np.int64) for _ in shards]
+        self._left, self._at = [np.array([], np.int64) for _ in shards], [0] * len(shards)
+
+    def ask(self, worker):
+        """Returns indices of the worker's next examples."""
+        wanted, left, at = self._shape[0] * self._shape[1], self._left[worker], self._at[worker]
+        if len(left) - at < wanted:
+            left = np.concatenate([left[at:], self._epochs(worker, max(wanted, _AHEAD))])
+            self._left[worker], at = left, 0
+        self._at[worker] = at + wanted
+        return left[at:at + wanted]
+
+    def draw(self, asked):
+        """Returns what `next` does for each array of indices in a list."""
+        places, shape = np.concatenate(asked), (len(asked), *self._shape)
+        return list(zip(*(array[places].reshape(shape + array.shape[1:])
+                          for array in self._arrays)))
 
     def next(self, worker):
         """Returns arrays [count, batch_size, ...], the worker's next examples."""
-        wanted = self._shape[0] * self._shape[1]
-        if len(self._left[worker]) < wanted:
-            self._left[worker] = np.concatenate([self._left[worker], self._epochs(worker, wanted)])
-        mine, self._left[worker] = np.split(self._left[worker], [wanted])
-        return [array[mine].reshape(self._shape + array.shape[1:]) for array in self._arrays]
+        return self.draw([self.ask(worker)])[0]
 
     def _epochs(self, worker, wanted):
         """Returns indices of a worker's next examples: whole epochs, at least `wanted` of them."""
@@ -116,20 +134,35 @@ class Iterators:
 class Drawn:
     """Draws the batches of a model that needs no graph for it, in exactly the order of a real run.
 
-    Its `train_batches` has the attribute `drawn`: a function of the same arguments that returns an
-    iterator over lists of arrays [count, batch_size, ...], one for each run of the graph.
+    Its `train_batches` has the attribute `drawn`, a function that draws those of several runs of
+    the graph:
+
+        drawn(batch_size, count, num_shards, [(shard, seed, number_of_the_run), ...])
+
+    It returns a list of arrays [runs, count, batch_size, ...].
     """
 
     def __init__(self, drawn, batch_size, count, shards, seeds):
         """Makes the placeholders; the arguments are those of `Arrays`, but for the function."""
-        self._runs = [drawn(batch_size, count, *shard, seed) for shard, seed in zip(shards, seeds)]
-        example = next(drawn(batch_size, count, *shards[0], seeds[0]))
-        self.placeholders = [to_be_fed(array.dtype, array.shape) for array in example]
+        (_, num_shards), *_ = shards
+        self._draw = functools.partial(drawn, batch_size, count, num_shards)
+        self._streams = [(shard, seed) for (shard, _), seed in zip(shards, seeds)]
+        self._runs = [itertools.count() for _ in shards]
+        self.placeholders = [to_be_fed(array.dtype, array.shape[1:])
+                             for array in self._draw([(*self._streams[0], 0)])]
         self.batches = batches.in_pieces(tuple(self.placeholders))
+
+    def ask(self, worker):
+        """Returns which run comes next for the worker."""
+        return (*self._streams[worker], next(self._runs[worker]))
+
+    def draw(self, asked):
+        """Returns what `next` does for each run of a list."""
+        return list(zip(*self._draw(asked)))
 
     def next(self, worker):
         """Returns arrays, the worker's next batches."""
-        return next(self._runs[worker])
+        return self.draw([self.ask(worker)])[0]
 
 
 class Tickets:

@@ -44,12 +44,13 @@ def _is_done(table, name, stage):
     return True
 
 
-def simulate(table, names):
+def simulate(table, names, jobs=None):
     """Simulates what is not in the table yet, stage by stage.
 
     Args:
       table: `experiments.Table`.
       names: list of strings, schemes.
+      jobs: int, how many schemes at a time, see `experiments.for_each`.
     """
     def do(stage, name):
         with Quiet(name) as scheme:
@@ -59,7 +60,7 @@ def simulate(table, names):
     for stage in STAGES:
         left = [name for name in names if (stage == 'fixed' or name not in ALIKE)
                 and not _is_done(table, name, STAGES[stage])]
-        experiments.for_each(functools.partial(do, stage), left)
+        experiments.for_each(functools.partial(do, stage), left, jobs)
 
 
 def main():
@@ -67,6 +68,7 @@ def main():
     parser.add_argument('--study', action='store_true', help='this program; give it first')
     parser.add_argument('--only', metavar='NAME[,...]', help='only these schemes')
     parser.add_argument('--draw', action='store_true', help='simulate nothing')
+    experiments.add_jobs(parser)
     args = parser.parse_args()
     names = schemes.folders()
     only = args.only.split(',') if args.only else names
@@ -75,7 +77,7 @@ def main():
             sys.exit(f'--only={name}: there are {", ".join(names)}.')
     table = experiments.Table(RESULTS / 'study.csv', study_cases.COLUMNS)
     if not args.draw:
-        simulate(table, only)
+        simulate(table, only, args.jobs)
     study_plots.draw(table, RESULTS)
     study_report.publish(table)
 

@@ -32,9 +32,9 @@ def fresh():
 
 def drawn(runs=1, batch_size=8, count=2, shard=0, num_shards=1, seed=0):
     """Returns what a worker draws in several runs, in order, as from `model.test_set`."""
-    batches = model.train_batches.drawn(batch_size, count, shard, num_shards, seed)
-    parts = zip(*(next(batches) for _ in range(runs)))
-    return [np.concatenate(part).reshape(-1, *part[0].shape[2:]) for part in parts]
+    parts = model.train_batches.drawn(batch_size, count, num_shards,
+                                      [(shard, seed, run) for run in range(runs)])
+    return [part.reshape(-1, *part.shape[3:]) for part in parts]
 
 
 def in_graph(runs=1, count=2, step=None, **kwargs):
@@ -116,6 +116,15 @@ def test_a_batch_follows_from_the_seed_the_worker_and_its_number():
               drawn(3, shard=1, num_shards=4, seed=-2), [model.test_set()[0][:48]]]
     inputs = np.concatenate([inputs for inputs, *_ in [mine, *others]])
     assert len(np.unique(inputs, axis=0)) == 5 * 48, 'none is drawn twice'
+
+
+def test_what_several_workers_draw_at_once_is_what_each_draws_alone():
+    """To the bit, also with means of their own."""
+    FLAGS.teacher_shift = 0.3
+    runs = [(3, 7, 0), (0, 7, 5), (3, 7, 1), (4, 8, 2)]
+    for part, *alone in zip(model.train_batches.drawn(32, 3, 5, runs), *(
+            model.train_batches.drawn(32, 3, 5, [run]) for run in runs)):
+        assert [one.tobytes() for one in part] == [one.tobytes() for one in alone]
 
 
 def test_batches_are_as_promised():

@@ -167,3 +167,26 @@ def test_a_row_is_simulated_again(table):
     for figure in 'steps', 'seconds', 'staleness', 'staleness_max':
         assert float(again[figure]) == float(row[figure]), figure
     assert abs(again['accuracy'] - float(row['accuracy'])) < 0.02
+
+
+def test_processes_share_the_simulations_of_a_scheme(tmp_path, monkeypatch):
+    """If there are fewer schemes than processors; each simulation is made once."""
+    started = []
+
+    class Counted(Pretended):
+        def __init__(self, name):
+            started.append(name)
+            super().__init__(name)
+
+    monkeypatch.setattr(experiments, 'Scheme', Counted)
+    for jobs, processes in (1, 1), (4, 4), (50, 6):
+        table = experiments.Table(tmp_path / str(jobs) / 'claims.csv', papers.COLUMNS)
+        claims.simulate([Small], table, jobs)
+        assert len(table.rows) == 6 and started == ['AGN'] * processes
+        started.clear()
+
+
+def test_a_number_of_jobs_that_is_none(capsys):
+    with pytest.raises(SystemExit):
+        claims.main(['--claims', '--jobs=0'])
+    assert capsys.readouterr().err.endswith('argument --jobs: 0 is no number from 1 on\n')

@@ -10,7 +10,6 @@ and real runs get the very same batches, with either TensorFlow.
 """
 
 import functools
-import itertools
 
 from absl import flags
 import numpy as np
@@ -108,32 +107,38 @@ def best_possible():
             float(-np.sum(probabilities * logs, axis=1).mean()))
 
 
-def _draw(batch_size, count, shard, num_shards, stream, run):
-    """Draws the batches of one run of the graph.
+@functools.lru_cache(maxsize=None)
+def _mean_of(shard, dimension):
+    """Returns the mean of a worker's inputs before it is scaled, [dimension] float64."""
+    return _generator(_MEAN, shard).standard_normal(dimension)
+
+
+def _draw(batch_size, count, num_shards, runs):
+    """Draws the batches of several runs of the graph.
 
     Args:
       batch_size: int, examples in a batch.
       count: int, batches in a run.
-      shard: int, which worker draws.
       num_shards: int, the number of workers.
-      stream: int, from which the worker's examples follow, see `batches.order_seed`.
-      run: int, which run of the graph it is, from 0 on. The batches of all runs are numbered, so
-        that they do not depend on how many of them a run takes.
+      runs: list of triples of ints: which worker draws; the stream from which the worker's examples
+        follow, see `batches.order_seed`; and which run of the graph it is, from 0 on. The batches
+        of all runs are numbered, so that they do not depend on how many of them a run takes.
 
     Returns:
-      Tuple of arrays [count, batch_size, ...], the parts of a batch as in `train_batches`.
+      Tuple of arrays [runs, count, batch_size, ...], the parts of a batch as in `train_batches`.
     """
-    normals, uniforms = [], []
-    for number in range(int(run) * count, (int(run) + 1) * count):
-        random = _generator(_EXAMPLES, int(stream), number)
-        normals.append(random.standard_normal((batch_size, FLAGS.teacher_dimension)))
-        uniforms.append(random.random(batch_size))
-    normals, shift = np.array(normals), FLAGS.teacher_shift
+    normals = np.empty((len(runs), count, batch_size, FLAGS.teacher_dimension))
+    uniforms, shift = np.empty(normals.shape[:-1]), FLAGS.teacher_shift
+    for i, (_, stream, run) in enumerate(runs):
+        for j in range(count):
+            random = _generator(_EXAMPLES, stream, run * count + j)
+            random.standard_normal(out=normals[i, j])
+            random.random(out=uniforms[i, j])
     if shift and num_shards > 1:
         # Over many workers these are standard normal again, as in the test.
-        mean = _generator(_MEAN, shard).standard_normal(FLAGS.teacher_dimension)
-        normals = shift * mean + (1 - shift ** 2) ** 0.5 * normals
-    return examples(normals, np.array(uniforms))
+        means = np.array([_mean_of(shard, FLAGS.teacher_dimension) for shard, _, _ in runs])
+        normals = shift * means[:, np.newaxis, np.newaxis] + (1 - shift ** 2) ** 0.5 * normals
+    return examples(normals, uniforms)
 
 
 def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
@@ -152,12 +157,14 @@ def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
     Returns:
       List of `count` batches, tuples of three tensors: inputs [batch_size, dimension] float32,
       labels [batch_size] int64, and the teacher's probabilities [batch_size, CLASSES] float32. The
-      function's attribute `drawn` takes the same arguments, and returns an iterator over the
-      arrays of run after run.
+      function's attribute `drawn` draws the same without a graph, see `_drawn`.
     """
+    def draw(stream, run):
+        return [part[0] for part in _draw(batch_size, count, num_shards,
+                                          [(shard, int(stream), int(run))])]
+
     def of_run(stream, run):
-        parts = tf.py_func(functools.partial(_draw, batch_size, count, shard, num_shards),
-                           [stream, run], [tf.float32, tf.int64, tf.float32])
+        parts = tf.py_func(draw, [stream, run], [tf.float32, tf.int64, tf.float32])
         for part, rest in zip(parts, [[FLAGS.teacher_dimension], [], [CLASSES]]):
             part.set_shape([count, batch_size, *rest])
         return tuple(parts)
@@ -168,10 +175,18 @@ def train_batches(batch_size, count, shard=0, num_shards=1, seed=0):
         batches.mapped(runs, functools.partial(of_run, stream)).prefetch(1)))
 
 
-def _drawn(batch_size, count, shard=0, num_shards=1, seed=0):
-    """Is `train_batches.drawn`; see there."""
-    for run in itertools.count():
-        yield _draw(batch_size, count, shard, num_shards, seed * num_shards + shard, run)
+def _drawn(batch_size, count, num_shards, runs):
+    """Draws the batches of several runs of the graph, of any workers.
+
+    Args:
+      batch_size, count, num_shards: see `train_batches`.
+      runs: list of triples of ints: the shard, the seed, and the number of the run, from 0 on.
+
+    Returns:
+      Tuple of arrays [runs, count, batch_size, ...], the parts of a batch as in `train_batches`.
+    """
+    return _draw(batch_size, count, num_shards, [
+        (shard, seed * num_shards + shard, run) for shard, seed, run in runs])
 
 
 train_batches.drawn = _drawn
