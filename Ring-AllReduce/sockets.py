@@ -71,9 +71,37 @@ class Exchange:
             total.set_shape(vector.shape)
         return sums
 
+    def gathered(self, vector, following):
+        """Gives each worker the vectors of all.
+
+        Args:
+          vector: [n] tensor; n is the same on all workers, and known when the graph is built.
+          following: see `sums`.
+
+        Returns:
+          [num_workers, n] tensor, in the order of the workers.
+        """
+        if self._size == 1:
+            return vector[tf.newaxis]
+        length = vector.shape.num_elements()
+        size = (self._size - 1) * length * vector.dtype.size
+        with tf.device('/device:CPU:0'):
+            rows = tf.py_func(self._gather_all, [vector], vector.dtype,
+                              name=traffic.name_of_sender(size, following))
+        return tf.reshape(rows, [self._size, length])
+
+    def _gather_all(self, vector):
+        with self._noting_who_is_lost():
+            return self.gather(vector)
+
     def _sum_all(self, *vectors):
-        try:
+        with self._noting_who_is_lost():
             return [self.sum(vector, number) for number, vector in enumerate(vectors)]
+
+    @contextlib.contextmanager
+    def _noting_who_is_lost(self):
+        try:
+            yield
         except neighbours.LostError as error:
             self.lost = str(error)  # TensorFlow tells whoever runs this step only that it failed
             raise
@@ -84,13 +112,25 @@ class Exchange:
         Raises:
           neighbours.LostError: if one is gone.
         """
-        total = self._result(vector, number)
+        total = self._result(len(vector), vector.dtype, number)
         ends = np.cumsum([0] + self._sizes(len(vector)))
         mine, totals = ([array[begin:end] for begin, end in zip(ends, ends[1:])]
                         for array in (vector, total))
         self.scatter_reduce(mine, totals)
         self.all_gather(totals)
         return total
+
+    def gather(self, vector):
+        """Returns the [n] arrays of all workers, one after the other, as one array.
+
+        Raises:
+          neighbours.LostError: if one is gone.
+        """
+        whole = self._result(self._size * len(vector), vector.dtype)
+        rows = np.split(whole, self._size)
+        rows[self._index][:] = vector
+        self.all_gather([rows[-1], *rows[:-1]])  # there a worker begins with the next one's piece
+        return whole
 
     def _sizes(self, length):
         """Returns the sizes of the pieces of a vector, a list."""
@@ -144,16 +184,16 @@ class Exchange:
             self._received[key] = np.empty(len(like), like.dtype)
         return self._received[key][:len(like)]
 
-    def _result(self, vector, number):
+    def _result(self, length, dtype, number=0):
         """Returns an array for a sum that nobody uses any more: new memory costs more than a sum.
 
         TensorFlow, or whoever has fetched an earlier sum, holds a reference to its memory.
         """
-        known = self._results.setdefault((number, len(vector), vector.dtype), [])
+        known = self._results.setdefault((number, length, dtype), [])
         for i in range(len(known)):
             if sys.getrefcount(known[i]) == 2:  # the list's, and that of this call
                 return known[i]
-        known.append(_aligned(len(vector), vector.dtype))
+        known.append(_aligned(length, dtype))
         return known[-1]
 
 

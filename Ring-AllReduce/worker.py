@@ -5,7 +5,8 @@
     x   <- x - learning_rate * s / N              on each worker
 
 What this worker keeps: all parameters, bit for bit the same as the others. What it sends: in each
-step 2 (N - 1) pieces, each 1 / N of the gradients, to the next worker in the ring.
+step 2 (N - 1) pieces, each 1 / N of the gradients, to the next worker in the ring; with
+--compression, what N - 1 workers have encoded.
 
 Pitch Patarasuk, Xin Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
 Journal of Parallel and Distributed Computing 69(2), 2009. --scale_learning_rate and --warmup_steps:
@@ -27,11 +28,12 @@ from absl import flags
 import find_library  # noqa: F401  (finds tfdist)
 from tfdist.cluster import liveness, membership, servers
 from tfdist.model import building, model_file
-from tfdist.scheme import seam, warmup
+from tfdist.scheme import compression, seam, warmup
 from tfdist.start import console
 from tfdist.training import checkpoints, evaluation, report, sessions, training_flags
 from tfdist.start.quiet import tf
 import agreement
+import compressing
 import elastic
 import ring
 import sockets
@@ -47,6 +49,7 @@ flags.DEFINE_integer('sockets_port', 0, 'with --implementation=sockets worker i 
                      'port plus i, until its neighbour has connected; 0: on any that is free',
                      lower_bound=0, upper_bound=65535)
 warmup.define('workers there are')
+compression.define()
 flags.DEFINE_integer('min_workers', None, 'if workers are lost, the others go on as long as there '
                      'are so many, more than half of all; by default all end', lower_bound=1)
 
@@ -142,6 +145,20 @@ class AllReduce:
         with tf.control_dependencies(reduce_sends + gather_sends):
             return tf.concat(chunks, axis=0)
 
+    def gather(self, vector):
+        """Gives each worker the vectors of all; a graph may gather one vector of each dtype.
+
+        Args:
+          vector: [n] tensor; n is the same on all workers, and known when the graph is built.
+
+        Returns:
+          [num_workers, n] tensor, in the order of the workers.
+        """
+        # As in a sum each worker begins with the piece after its own index.
+        chunks, sends = self.all_gather([vector] * self._num_workers)
+        with tf.control_dependencies(sends):
+            return tf.stack(chunks[1:] + chunks[:1])
+
 
 def collective_sum(vector, num_workers, key):
     """Sums a vector by TensorFlow's own operation; `key` is an int, different for each vector."""
@@ -188,6 +205,13 @@ class Scheme(seam.Seam):
     def local_steps_per_count(self, hparams):
         return self.num_workers
 
+    @staticmethod
+    def why_not_simulated(hparams):
+        """See `seam.Seam`."""
+        if compression.is_asked_for(hparams):
+            return 'in a simulated ring sums go around, and no encoded gradients'
+        return None
+
     def make(self, network, global_step, hparams, task_index, num_workers):
         variables = network.variables
         if self._place.before:
@@ -196,25 +220,45 @@ class Scheme(seam.Seam):
         optimizer = network.optimizer(
             warmup.scaled_learning_rate(hparams, num_workers, global_step), clips=True)
         gradients, self.computed = network.gradients_at(self.pull[1:], clipped=False)
-        self.pushed = flatten(gradients)
         self.asks_for_sums = hparams.implementation != 'sockets'
-        if self._exchange:
-            following = self._place.workers[(self._place.index + 1) % num_workers]
-            self.sums = self._exchange.sums(self.pushed, f'worker {following}')
-        elif hparams.implementation == 'collective':
-            self.sums = [collective_sum(vector, num_workers, key)
-                         for key, vector in enumerate(self.pushed, 1)]
+        compressed = compression.of(self, hparams)
+        self.own = compressed.own
+        if compression.is_asked_for(hparams):
+            sent, sums = compressed.sent_around(gradients, self._of_all)
+            self.pushed, self.sums = [sent], flatten(sums)
         else:
-            together = AllReduce(self._place.index, num_workers,
-                                 lambda index: self.worker_device(self._place.workers[index]))
-            with self._place.own_queues():
-                self.sums = [together.sum(vector) for vector in self.pushed]
+            self.pushed = flatten(gradients)
+            self.sums = self._sums_of(self.pushed, hparams.implementation)
         means = unflatten([total / num_workers for total in self.sums], gradients)
         begun = self._marks.begin(self.sums, self.pull[0] + 1) if self._marks else []
         with tf.control_dependencies(begun):
             applied = optimizer.apply_gradients(zip(means, variables))
         with tf.control_dependencies([applied]):
-            self.push = {'global_step': global_step.assign_add(1)}
+            self.push = compressed.arrived({'global_step': global_step.assign_add(1)})
+
+    def _following(self):
+        return f'worker {self._place.workers[(self._place.index + 1) % self.num_workers]}'
+
+    def _by_queues(self):
+        return AllReduce(self._place.index, self.num_workers,
+                         lambda index: self.worker_device(self._place.workers[index]))
+
+    def _sums_of(self, vectors, implementation):
+        """Returns the sums of vectors over all workers, a list of tensors, as its argument is."""
+        if self._exchange:
+            return self._exchange.sums(vectors, self._following())
+        if implementation == 'collective':
+            return [collective_sum(vector, self.num_workers, key)
+                    for key, vector in enumerate(vectors, 1)]
+        with self._place.own_queues():
+            return [self._by_queues().sum(vector) for vector in vectors]
+
+    def _of_all(self, vector):
+        """Returns a vector of each worker, [num_workers, n] for an [n] tensor, in their order."""
+        if self._exchange:
+            return self._exchange.gathered(vector, self._following())
+        with self._place.own_queues():
+            return self._by_queues().gather(vector)
 
 
 def train_in_a_ring(place, resolver, server, run, attempt=None, stop_watching=None):
@@ -247,6 +291,7 @@ def train_in_a_ring(place, resolver, server, run, attempt=None, stop_watching=No
         marks = attempt and elastic.Marks(place.device(place.index))
         scheme = Scheme(network, global_step, FLAGS, task_index, num_workers, place, exchange,
                         marks)
+        compressing.tell(scheme, FLAGS)
         # Distributed: all begin with the values of one worker, and end together.
         members = resolver, place, tf.global_variables(), exchange
         together = (elastic.Ring(*members, attempt, marks) if attempt
@@ -304,6 +349,7 @@ def session_config(place):
 
 
 def meet_and_train(_):
+    compressing.check(FLAGS)
     # Distributed: there is no ps. Each worker has all parameters, and is its own chief.
     resolver = membership.resolve('worker', jobs=['worker'])
     cluster_spec, task_index = resolver.cluster_spec(), resolver.task_id

@@ -87,6 +87,9 @@ def make_player(program, number, elastic=False, of_model=shards.of_model):
       of_model: function of `shards` that makes the source of batches of a scheme without tickets.
     """
     scheme = program.Scheme
+    reason = scheme.why_not_simulated(FLAGS)
+    if reason:
+        sys.exit(f'With these flags the scheme is not simulated: {reason}.')
     count = scheme.batches(FLAGS)
 
     def make():

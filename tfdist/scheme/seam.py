@@ -71,8 +71,8 @@ class Seam:
       own: list of `tf.Variable` that this worker keeps from one run to the next.
       workers: list of int64 scalar tensors, each the index of this worker, on which `pushed` or
         `push` depends. Feed all of them to play another worker.
-      sums: list of tensors, sums of `pushed` over all workers, which `push` waits for; empty if
-        the workers do not sum up among themselves.
+      sums: list of tensors, sums over all workers of what they push, which `push` waits for; empty
+        if the workers do not sum up among themselves.
       asks_for_sums: bool, whether a worker asks another one for each piece of a sum, as TensorFlow
         does, and so waits for a round trip; otherwise the pieces come unasked.
       gate: `Gate` of this worker, or None.
@@ -115,6 +115,11 @@ class Seam:
     def worker_device(task_index):
         """Returns the device of a worker, for ops that belong there whatever the scope says."""
         return f'/job:worker/task:{task_index}'
+
+    @staticmethod
+    def why_not_simulated(hparams):
+        """Returns why a scheme that is simulated is not with these hyperparameters; or None."""
+        del hparams
 
     @classmethod
     def batches(cls, hparams):
