@@ -93,6 +93,7 @@ class Seam:
         of updates by other workers between its pull and its push; or 'dropped', the share of its
         pushes that came too late to count.
       exchanges: list of `schedule.Pull` and `schedule.Push`, all of a run in order.
+      others: list of further `Seam`, if not every run of the scheme is the same one: see `at`.
       network, task_index, num_workers: as given.
     """
 
@@ -145,6 +146,7 @@ class Seam:
         """
         self.task_index, self.num_workers = task_index, num_workers
         self.stamps, self.own, self.workers, self.sums, self.hooks = [], [], [], [], []
+        self.others = []
         self.network = network
         network.shared_by(num_workers)
         network.set_pace(global_step, hparams, self.local_steps_per_count(hparams))
@@ -177,7 +179,8 @@ class Seam:
 
     def _check(self):
         """Ends the program if an attribute has another type than this class documents."""
-        lists = dict.fromkeys(('pull', 'pushed', 'stamps', 'own', 'workers', 'sums', 'hooks'), list)
+        lists = dict.fromkeys(('pull', 'pushed', 'stamps', 'own', 'workers', 'sums', 'hooks',
+                               'others'), list)
         optional = dict(gate=Gate, pulls=list, pushes=list, not_recorded=str, not_simulated=str,
                         finish=dict)
         for name, kind in dict(lists, computed=dict, push=dict, **optional).items():
@@ -199,6 +202,14 @@ class Seam:
                     self.push['global_step'] = tf.identity(self.push['global_step'])
         self.pull = self.pull + state.pull
         self.pushed = self.pushed + state.pushed
+
+    def at(self, step):
+        """Returns the `Seam` whose parts a run has that begins at a global step, an int.
+
+        It is this one, unless overridden, or one of `others`. All of them have the same `wait`.
+        """
+        del step
+        return self
 
     def wait(self):
         """Returns when this worker may begin its next run: at once, unless overridden."""

@@ -101,7 +101,7 @@ class Trainer(tf.train.SessionRunHook):
     """
 
     def __init__(self, train_op, wait=None, test=None, stop_device=None, recorded=None,
-                 network=None, board=None, place=None):
+                 network=None, board=None, place=None, others=(), which=None):
         """Takes what to run.
 
         Args:
@@ -114,6 +114,9 @@ class Trainer(tf.train.SessionRunHook):
           board: `busy.Board` that tells why a step takes long, or None.
           place: pair of ints, the index of this worker, and the number of workers or None if it is
             not known; by default no other process trains.
+          others: list of dicts of tensors, further train ops, each for some of the runs.
+          which: function of the global step at which a run begins, an int, that returns the index
+            of its train op: 0 is `train_op`, and then come the `others`. Needed if there are any.
 
         Raises:
           SystemExit: if the runs are to be recorded, but belong to no scheme.
@@ -121,11 +124,13 @@ class Trainer(tf.train.SessionRunHook):
         if recorder.FLAGS.order_dir and not recorded:
             sys.exit('--order_dir: this program has no scheme whose runs could be recorded.')
         self._global_step = tf.train.get_global_step()
-        self._train_op = dict(train_op)
+        self._train_ops, self._which = [dict(each) for each in (train_op, *others)], which
+        self._step = None  # at which the next run begins; known if there are several train ops
         self._last_step = self._last_step_at_first = None
         if stopping.FLAGS.stop_after_evals_without_gain:
             self._last_step = stopping.LastStep(self._global_step, stop_device).value
-            self._train_op.setdefault('last_step', self._last_step)
+            for each in self._train_ops:
+                each.setdefault('last_step', self._last_step)
         self._wait, self._recorded, self._board = wait, recorded, board
         self._notes = notes.asked_for(test)
         self._timeline = timeline.asked_for(*(place or (None, 1)),
@@ -140,8 +145,11 @@ class Trainer(tf.train.SessionRunHook):
         recorded = recorder.asked_for(scheme)  # changes the train op
         board = scheme.num_workers and busy.Board(
             scheme.task_index, stop_device or tf.train.get_global_step().device)
+        seams = [scheme, *scheme.others]
         return cls(scheme.train_op, wait or scheme.wait, test, stop_device, recorded,
-                   scheme.network, board, (scheme.task_index, scheme.num_workers))
+                   scheme.network, board, (scheme.task_index, scheme.num_workers),
+                   [each.train_op for each in scheme.others],
+                   lambda step: seams.index(scheme.at(step)))
 
     def begin(self):
         patience.PATIENCE.expect('the parameters are not initialized')
@@ -152,18 +160,35 @@ class Trainer(tf.train.SessionRunHook):
         if self._recorded:
             self._recorded.begin(session)
         patience.PATIENCE.begin_session(session, 'the step is not complete')
-        run = session.make_callable(self._train_op)
         if self._beside:
             self._beside.after_create_session(session, coord)
-            run = self._beside.on(session, self._train_op, run)
-        if self._timeline:
-            run = self._timeline.on(session, self._train_op, run)
-        self._run = self._notes.on(session, self._train_op, run) if self._notes else run
+        runs = [self._on(session, train_op) for train_op in self._train_ops]
+        self._run = self._by_step(session, runs) if len(runs) > 1 else runs[0]
         self._session = session
         if self._last_step is not None:  # before the first run: the others may have stopped
             self._last_step_at_first = session.run(self._last_step)
         if self._board:
             threading.Thread(target=self._listen, args=(session,), daemon=True).start()
+
+    def _on(self, session, train_op):
+        """Returns a function that runs a train op in a `tf.Session`, and whatever is asked for."""
+        run = session.make_callable(train_op)
+        if self._beside:
+            run = self._beside.on(session, train_op, run)
+        if self._timeline:
+            run = self._timeline.on(session, train_op, run)
+        return self._notes.on(session, train_op, run) if self._notes else run
+
+    def _by_step(self, session, runs):
+        """Returns a function that calls that one of `runs` which the global step asks for."""
+        self._step = int(session.run(self._global_step))
+
+        def run():
+            result = runs[self._which(self._step)]()
+            self._step = int(result['global_step'])
+            return result
+
+        return run
 
     def _listen(self, session):
         """Hears what others are busy with, until the session ends or another trainer trains."""
@@ -172,7 +197,7 @@ class Trainer(tf.train.SessionRunHook):
                 self._board.is_this_programs()))  # who was left alone has no `end`
 
     def run(self):
-        """Waits until this worker may go on, and returns the values of one run of `train_op`."""
+        """Waits until this worker may go on, and returns the values of one run of a train op."""
         if self._wait:
             self._wait()
         try:
@@ -213,7 +238,10 @@ class Trainer(tf.train.SessionRunHook):
                 if not step_with_hooks:
                     step_context.run_with_hooks(self._global_step)
                 elif goes_on():
-                    progress.add(step_context.run_with_hooks(self._train_op), local_steps)
+                    which = self._which(self._step) if len(self._train_ops) > 1 else 0
+                    result = step_context.run_with_hooks(self._train_ops[which])
+                    self._step = int(result['global_step'])
+                    progress.add(result, local_steps)
                 if then:
                     then(live(session), progress)
 
