@@ -3,6 +3,7 @@
 import sys
 
 from tfdist.checking import counterpart, plain_side, random_ops
+from tfdist.scheme import seam
 from tfdist.start.quiet import tf
 
 
@@ -36,8 +37,9 @@ class SchemeSide:
             self._trained = dict(zip([each.op.name for each in network.variables],
                                      plain.trained(self._scheme, hparams)))
             self.asked = network.asked
-            self._random = random_ops.of(list(self._scheme.train_op.values()),
-                                         sum(self._batches, []))
+            seams = [self._scheme, *getattr(self._scheme, 'others', [])]
+            self._random = {each: random_ops.of(list(each.train_op.values()),
+                                                sum(self._batches, [])) for each in seams}
             self._initialize = [tf.global_variables_initializer(), tf.local_variables_initializer(),
                                 tf.tables_initializer()]
 
@@ -103,19 +105,27 @@ class SchemeSide:
           SystemExit: if other ops draw random numbers here.
         """
         types = [op.type for op in random_ops_there] * len(self._batches)
-        if [op.type for op in self._random] != types:
-            sys.exit(f'check: the model draws random numbers by {len(self._random)} ops in a run '
+        for ops in self._random.values():
+            if [op.type for op in ops] == types:
+                continue
+            sys.exit(f'check: the model draws random numbers by {len(ops)} ops in a run '
                      f'here, and by {len(types)} in plain TensorFlow, so that the two sides cannot '
                      'be given the same ones. Leave them out for the check: a dropout that drops '
                      'nothing, for example.')
-        losses = []
+        losses, step = [], 0
         for run, of_run in zip(drawn, numbers):
-            fed = {}
+            one, fed = self._at(step), {}
             for parts, batch in zip(self._batches, run):
                 fed.update(zip(parts, batch))
-            fed.update(plain_side.feed_of(self._random, sum(of_run, [])))
-            losses.append(self._session.run(self._scheme.train_op, fed)['loss'])
+            fed.update(plain_side.feed_of(self._random[one], sum(of_run, [])))
+            result = self._session.run(one.train_op, fed)
+            losses.append(result['loss'])
+            step = int(result['global_step'])
         return losses
+
+    def _at(self, step):
+        """Returns what a run has that begins at a global step, see `seam.Seam.at`."""
+        return self._scheme.at(step) if isinstance(self._scheme, seam.Seam) else self._scheme
 
 
 def _names(variables):

@@ -6,7 +6,8 @@ for each thread that trains:
 - 'began' and 'times': when training began, and when each run of the train op ended, in seconds of
   the system's clock;
 - 'staleness': the number of updates by staleness;
-- 'bytes': what one run sends from task to task, from traces of the first --traced_runs runs;
+- 'bytes': what one run sends from task to task, from traces of the first --traced_runs runs; of a
+  scheme whose runs are not all the same, the mean of those that were traced;
 - 'chief': whether this process tests; 'curve': its tests, each the global step and the seconds at
   which it began, and the accuracy on the test set. Other workers may train during a test. The
   tests take about a fiftieth of the process's time;
@@ -51,7 +52,7 @@ class Notes:
         self._directory = directory
         self._left_to_trace = traced_runs
         self._evaluation = test if test and test.is_chief else None
-        self._traces = []
+        self._traces = collections.defaultdict(list)  # by the name of the train op's loss
         self._times = []
         self._staleness = collections.Counter()
         self._curve = []
@@ -74,7 +75,7 @@ class Notes:
             if self._left_to_trace:
                 self._left_to_trace -= 1
                 result, metadata = traffic.traced_run(session, train_op)
-                self._traces.append(metadata)
+                self._traces[train_op['loss'].name].append(metadata)
             else:
                 result = run()
             now = time.time()
@@ -104,12 +105,12 @@ class Notes:
     def _write(self):
         if not self._times:
             return
-        ways = traffic.between_tasks(self._traces).items()
-        sent = sum(each.bytes for (sender, receiver), each in ways if sender != receiver)
+        sent = [sum(each.bytes for (sender, receiver), each in traffic.between_tasks(traces).items()
+                    if sender != receiver) for traces in self._traces.values()]
         notes = {'chief': self._evaluation is not None, 'curve': self._curve,
                  'began': self._began, 'times': [round(when, 4) for when in self._times],
                  'staleness': self._staleness, 'tensorflow': tf.__version__,
-                 'bytes': sent if self._traces else None}
+                 'bytes': round(sum(sent) / len(sent)) if sent else None}
         path = os.path.join(self._directory, f'{uuid.uuid4().hex}.json')
         with open(path, 'w', encoding='utf-8') as file:
             json.dump(notes, file)

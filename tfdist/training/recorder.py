@@ -50,8 +50,9 @@ class Recorder:
           SystemExit: if the directory cannot be used, or if the order of pulls and pushes is not
             all that makes a run of this scheme.
         """
-        if scheme.not_recorded:
-            sys.exit(f'--order_dir: in this scheme {scheme.not_recorded}: such a run is not '
+        reason = scheme.not_recorded or scheme.others and 'not every run is the same one'
+        if reason:
+            sys.exit(f'--order_dir: in this scheme {reason}: such a run is not '
                      'recorded.')
         self._directory, self._scheme = directory, scheme
         directories.make(directory, 'order_dir')

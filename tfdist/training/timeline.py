@@ -68,8 +68,9 @@ class Timeline:
         self._number, self._of = task_index or 0, num_workers
         self._task = 'chief 0' if task_index is None else f'worker {task_index}'
         self.graph = tf.get_default_graph()
-        self._first = self._ready = None  # the first trace, and ops of `_all_are_ready`
-        self._traces, self._times = [], []
+        self._ready = None  # ops of `_all_are_ready`
+        self._firsts = {}  # the first trace of each train op, by the name of its loss
+        self._traces, self._times = [], []  # a trace is a pair: the first one, and itself
         self._ends = collections.deque(maxlen=FLAGS.timeline_after)  # of runs that are not traced
         self._runs, self._first_step, self._step = 0, None, 0
         self._waited, self._waits = (0, 0), []  # the last wait before a run; those of the traces
@@ -86,7 +87,7 @@ class Timeline:
     @property
     def has_begun(self):
         """Whether this process has traced a step."""
-        return self._first is not None
+        return bool(self._firsts)
 
     def forget(self):
         """Writes nothing at the end: another one takes the place of this one."""
@@ -106,7 +107,7 @@ class Timeline:
         def watched():
             if len(self._traces) >= _MORE_RUNS + FLAGS.timeline_steps:
                 return run()
-            if self._first or self._is_time(session):
+            if self._firsts or self._is_time(session):
                 return self._trace(session, train_op)
             result = run()
             self._ends.append(time.time())
@@ -151,12 +152,13 @@ class Timeline:
         """Trains a step with a trace; returns its result."""
         began = time.time()
         # The graphs of the tasks are asked for once: to transfer them takes time.
-        options = _FULL if self._first else traffic.TRACE
+        which = train_op['loss'].name
+        options = _FULL if which in self._firsts else traffic.TRACE
         result, metadata = traffic.traced_run(session, train_op, options)
-        if self._first is None:
-            self._first = metadata
+        if which not in self._firsts:
+            self._firsts[which] = metadata
         else:
-            self._traces.append(metadata)
+            self._traces.append((self._firsts[which], metadata))
             self._times.append((began * 1e3, time.time() * 1e3))
             self._waits.append(self._waited)
         return result
@@ -164,8 +166,8 @@ class Timeline:
     def _write(self):
         """Writes what this process traced, and draws the picture if it is the last one."""
         runs = []
-        for metadata, times, waited in zip(self._traces, self._times, self._waits):
-            metadata.partition_graphs.extend(self._first.partition_graphs)
+        for (first, metadata), times, waited in zip(self._traces, self._times, self._waits):
+            metadata.partition_graphs.extend(first.partition_graphs)
             runs.append(timeline_parts.Run(*times, traffic.is_whole(metadata),
                                            lanes.of(metadata, self._task, waited)))
         ends = list(self._ends)
