@@ -182,8 +182,9 @@ def test_a_run_that_resumes_on_both_sides(programs):
 
 def test_what_is_done_without_it_or_refused(programs):
     flag = '--local_sgd_from_step=5'
-    programs.start([sys.executable, 'Simulation/simulate.py', '--scheme=Local-SGD', flag],
-                   cwd=ROOT).fails('^With these flags the scheme is not simulated: with --local_sgd')
+    simulation = [sys.executable, 'Simulation/simulate.py', '--scheme=Local-SGD', flag]
+    programs.start(simulation, cwd=ROOT).fails(
+        '^With these flags the scheme is not simulated: with --local_sgd_from_step its runs')
     programs.run_sh('Local-SGD', flag, f'--order_dir={programs.directory / "order"}').fails(
         '^--order_dir: in this scheme not every run is the same one: such a run is not recorded')
     check = programs.run_sh('Local-SGD', '--check', flag)
