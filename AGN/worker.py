@@ -52,8 +52,7 @@ class Scheme(seam.Seam):
             self.computed = exchange.mean(figures)
         a = exchange.add(x, center, -1)  # the sum of the steps
         compressed = compression.of(self, hparams)
-        self.pushed, means = compressed.sent(
-            [total / hparams.communication_window for total in a])
+        self.pushed, means = compressed.sent([total / hparams.communication_window for total in a])
         push = exchange.add_to(variables, transfer.to_ps(means, variables))
         with tf.control_dependencies([push]):
             self.push = compressed.arrived(exchange.count(global_step, step_read))
