@@ -53,21 +53,27 @@ compression.define()
 flags.DEFINE_integer('min_workers', None, 'if workers are lost, the others go on as long as there '
                      'are so many, more than half of all; by default all end', lower_bound=1)
 
+_LARGE = 2 ** 22  # bytes of a gradient that travels by itself: it takes longer than its hops
+_ENOUGH = 2 ** 24  # bytes of smaller gradients together
+
 
 class AllReduce:
     """Sums vectors over all workers, around a ring: the ops of one worker."""
 
-    def __init__(self, task_index, num_workers, device_of):
+    def __init__(self, task_index, num_workers, device_of, number=0):
         """Takes a place in the ring.
 
         Args:
           task_index: int, the index of this worker.
           num_workers: int, the number of workers.
           device_of: function of a worker's index that returns its device.
+          number: int, which of the vectors of a dtype it is that a graph sums, the same on all
+            workers.
         """
         self._task_index = task_index
         self._num_workers = num_workers
         self._device_of = device_of
+        self._number = number
 
     def hop(self, chunk, expected, name):
         """Sends a piece to the next worker in the ring, and receives one from the worker before.
@@ -85,7 +91,7 @@ class AllReduce:
         def queue(task, like):
             with tf.device(self._device_of(task)), tf.device('/device:CPU:0'):
                 return tf.FIFOQueue(1, like.dtype, [like.shape],
-                                    shared_name=f'{name}_{like.dtype.name}_to_{task}')
+                                    shared_name=f'{name}_{self._number}_{like.dtype.name}_to_{task}')
 
         following = (self._task_index + 1) % self._num_workers
         return queue(following, chunk).enqueue(chunk), queue(self._task_index, expected).dequeue()
@@ -127,7 +133,7 @@ class AllReduce:
         return chunks, sends
 
     def sum(self, vector):
-        """Sums a vector over all workers; a graph may sum one vector of each dtype.
+        """Sums a vector over all workers.
 
         Each piece is summed in one order, by one worker after the other, and then copied, so that
         the result is the same on all workers, bit for bit.
@@ -146,7 +152,7 @@ class AllReduce:
             return tf.concat(chunks, axis=0)
 
     def gather(self, vector):
-        """Gives each worker the vectors of all; a graph may gather one vector of each dtype.
+        """Gives each worker the vectors of all.
 
         Args:
           vector: [n] tensor; n is the same on all workers, and known when the graph is built.
@@ -169,21 +175,42 @@ def collective_sum(vector, num_workers, key):
         final_op='Id', subdiv_offsets=[0])
 
 
+def groups_of(tensors):
+    """Returns which tensors travel in one vector: lists of their indices, in the order of sending.
+
+    Small ones of a dtype travel together, to send fewer messages. A large one travels by itself, as
+    soon as it is there: the backward pass has the gradients of the last layers first.
+    """
+    groups, small = [], collections.OrderedDict()
+    for i in reversed(range(len(tensors))):
+        if _bytes([tensors[i]]) >= _LARGE:
+            groups.append([i])
+            continue
+        group = small.setdefault(tensors[i].dtype, [])
+        group.insert(0, i)
+        if _bytes([tensors[k] for k in group]) >= _ENOUGH:
+            groups.append(small.pop(tensors[i].dtype))
+    return groups + sorted(small.values())
+
+
+def _bytes(tensors):
+    return sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in tensors)
+
+
 def flatten(tensors):
-    """Returns tensors as a list of vectors, one for each dtype, to send fewer messages."""
-    of_dtype = collections.OrderedDict()
-    for tensor in tensors:
-        of_dtype.setdefault(tensor.dtype, []).append(tf.reshape(tensor, [-1]))
-    return [tf.concat(parts, axis=0) for parts in of_dtype.values()]
+    """Returns tensors as a list of vectors, one for each of `groups_of`."""
+    return [tf.concat([tf.reshape(tensors[i], [-1]) for i in group], axis=0)
+            for group in groups_of(tensors)]
 
 
 def unflatten(vectors, like):
     """Returns the vectors of `flatten` as a list of tensors of the shapes and dtypes of `like`."""
-    parts = {}
-    for vector in vectors:
-        sizes = [each.shape.num_elements() for each in like if each.dtype == vector.dtype]
-        parts[vector.dtype] = iter(tf.split(vector, sizes))
-    return [tf.reshape(next(parts[each.dtype]), each.shape) for each in like]
+    tensors = list(like)
+    for vector, group in zip(vectors, groups_of(like)):
+        parts = tf.split(vector, [like[i].shape.num_elements() for i in group])
+        for i, part in zip(group, parts):
+            tensors[i] = tf.reshape(part, like[i].shape)
+    return tensors
 
 
 class Scheme(seam.Seam):
@@ -239,9 +266,9 @@ class Scheme(seam.Seam):
     def _following(self):
         return f'worker {self._place.workers[(self._place.index + 1) % self.num_workers]}'
 
-    def _by_queues(self):
+    def _by_queues(self, number=0):
         return AllReduce(self._place.index, self.num_workers,
-                         lambda index: self.worker_device(self._place.workers[index]))
+                         lambda index: self.worker_device(self._place.workers[index]), number)
 
     def _sums_of(self, vectors, implementation):
         """Returns the sums of vectors over all workers, a list of tensors, as its argument is."""
@@ -251,7 +278,7 @@ class Scheme(seam.Seam):
             return [collective_sum(vector, self.num_workers, key)
                     for key, vector in enumerate(vectors, 1)]
         with self._place.own_queues():
-            return [self._by_queues().sum(vector) for vector in vectors]
+            return [self._by_queues(number).sum(vector) for number, vector in enumerate(vectors)]
 
     def _of_all(self, vector):
         """Returns a vector of each worker, [num_workers, n] for an [n] tensor, in their order."""
