@@ -11,8 +11,8 @@ import re
 import shutil
 import socket
 import subprocess
-import threading
 import sys
+import threading
 import time
 import types
 
