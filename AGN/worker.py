@@ -22,7 +22,7 @@ from absl import flags
 import find_library  # noqa: F401  (finds tfdist)
 from tfdist.cluster import liveness, membership, servers, shutdown
 from tfdist.model import building, model_file
-from tfdist.scheme import exchange, seam, transfer
+from tfdist.scheme import compression, exchange, seam, transfer
 from tfdist.start import console
 from tfdist.training import checkpoints, chief, evaluation, report, sessions, training_flags
 from tfdist.start.quiet import tf
@@ -30,6 +30,7 @@ from tfdist.start.quiet import tf
 model = model_file.load()
 FLAGS = flags.FLAGS
 training_flags.define(model, train_steps=1500, learning_rate=0.2, communication_window=10)
+compression.define()
 
 
 class Scheme(seam.Seam):
@@ -39,7 +40,6 @@ class Scheme(seam.Seam):
         variables = network.variables
         with tf.device(self.worker_device(task_index)):
             rule = network.local_rule(hparams.learning_rate)
-        self.own = rule.own
         self.pull = exchange.pull(variables, global_step)
         step_read, center = self.pull[0], transfer.to_worker(self.pull[1:])
         x, figures = center, []
@@ -51,10 +51,12 @@ class Scheme(seam.Seam):
         with tf.control_dependencies([rule.keep()]):
             self.computed = exchange.mean(figures)
         a = exchange.add(x, center, -1)  # the sum of the steps
-        self.pushed = [total / hparams.communication_window for total in a]
-        push = exchange.add_to(variables, transfer.to_ps(self.pushed, variables))
+        compressed = compression.of(self, hparams)
+        self.pushed, means = compressed.sent([total / hparams.communication_window for total in a])
+        push = exchange.add_to(variables, transfer.to_ps(means, variables))
         with tf.control_dependencies([push]):
-            self.push = exchange.count(global_step, step_read)
+            self.push = compressed.arrived(exchange.count(global_step, step_read))
+        self.own = rule.own + compressed.own
 
 
 def main(_):

@@ -27,7 +27,7 @@ from absl import flags
 import find_library  # noqa: F401  (finds tfdist)
 from tfdist.cluster import liveness, membership, servers, shutdown
 from tfdist.model import building, model_file
-from tfdist.scheme import exchange, seam, tables, transfer
+from tfdist.scheme import compression, exchange, seam, tables, transfer
 from tfdist.start import console
 from tfdist.training import checkpoints, chief, evaluation, report, sessions, training_flags
 from tfdist.start.quiet import tf
@@ -36,6 +36,7 @@ model = model_file.load()
 FLAGS = flags.FLAGS
 training_flags.define(model, train_steps=800, learning_rate=0.1, communication_window=5)
 flags.DEFINE_boolean('constant', False, 'divide by the number of workers, not by the staleness + 1')
+compression.define()
 
 
 class Scheme(seam.Seam):
@@ -45,7 +46,6 @@ class Scheme(seam.Seam):
         variables = network.variables
         with tf.device(self.worker_device(task_index)):
             rule = network.local_rule(hparams.learning_rate)
-        self.own = rule.own
         with tf.device(global_step.device):
             section = tf.CriticalSection(shared_name='center')
 
@@ -65,8 +65,9 @@ class Scheme(seam.Seam):
             figures.append(of_batch)
         with tf.control_dependencies([rule.keep()]):
             self.computed = exchange.mean(figures)
-        self.pushed = exchange.add(x, center, -1)
-        deltas = exchange.arrive(transfer.to_ps(self.pushed, variables), variables)
+        compressed = compression.of(self, hparams)
+        self.pushed, deltas = compressed.sent(exchange.add(x, center, -1))
+        deltas = exchange.arrive(transfer.to_ps(deltas, variables), variables)
 
         def commit():
             staleness = global_step.read_value() - version
@@ -81,7 +82,9 @@ class Scheme(seam.Seam):
 
         # The section begins when the deltas are there: nobody waits while a window is computed.
         with tf.device(global_step.device), tf.control_dependencies(deltas):
-            self.push = section.execute(commit)
+            figures = section.execute(commit)
+        self.push = compressed.arrived(figures)
+        self.own = rule.own + compressed.own
 
 
 def main(_):

@@ -9,7 +9,11 @@ What this worker keeps: nothing between windows but the step its parameters belo
 sends, once per window: c - x_i, how far the window took it. The mean of the models is the center
 less the mean of these, so that the accumulators of synchronous SGD serve.
 
+With --local_sgd_from_step, a window is a single local step until then: post-local SGD.
+
 Sebastian U. Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019, arXiv 1805.09767.
+Tao Lin, Sebastian U. Stich, Kumar Kshitij Patel, Martin Jaggi, "Don't Use Large Mini-Batches, Use
+Local SGD", ICLR 2020, arXiv 1808.07217.
 
 How to start it: `bash run.sh` on this machine, or by hand on two hosts, alpha and beta:
 
@@ -32,11 +36,35 @@ from tfdist.start.quiet import tf
 model = model_file.load()
 FLAGS = flags.FLAGS
 training_flags.define(model, train_steps=300, learning_rate=0.1, communication_window=10)
+flags.DEFINE_integer('local_sgd_from_step', 0, 'the step from which on a step is a window of local '
+                     'steps; before it, a step is a single local step', lower_bound=0)
 compression.define()
 
 
 class Scheme(barrier.Synchronous):
-    """Local SGD: pull, a window of local steps, push, barrier, mean of the models."""
+    """Local SGD: pull, a window of local steps, push, barrier, mean of the models.
+
+    Attributes:
+      others: list of one `seam.Seam`, the runs of the steps before --local_sgd_from_step: a window
+        that ends with its first local step; empty if there are none.
+    """
+
+    _has_told = False
+
+    @staticmethod
+    def why_not_simulated(hparams):
+        """See `seam.Seam`."""
+        if from_step(hparams):
+            return 'with --local_sgd_from_step its runs are not all the same'
+        return None
+
+    def local_steps_per_count(self, hparams):
+        """See `seam.Seam`."""
+        begin, whole = from_step(hparams), super().local_steps_per_count(hparams)
+        if not begin:
+            return whole
+        single = barrier.pushes_per_step(hparams, self.num_workers)
+        return lambda step: whole * step - (whole - single) * tf.minimum(step, float(begin))
 
     def make(self, network, global_step, hparams, task_index, num_workers):
         variables = network.variables
@@ -47,15 +75,38 @@ class Scheme(barrier.Synchronous):
         center = transfer.to_worker(self.pull[1:])
         x, figures = center, []
         rule.pulled(self.pull[0], barrier.pushes_per_step(hparams, num_workers))
+
+        def push():
+            with tf.control_dependencies([rule.keep()]):
+                self.computed = exchange.mean(figures)
+            # c - 1 * mean(c - x_i) = mean(x_i)
+            self.meet(tf.train.GradientDescentOptimizer(1.), exchange.add(center, x, -1), network,
+                      global_step, hparams, task_index, num_workers)
+
         for _ in range(hparams.communication_window):
             gradients, of_batch = network.gradients_at(x)
             x = rule.step(x, gradients)
             figures.append(of_batch)
-        with tf.control_dependencies([rule.keep()]):
-            self.computed = exchange.mean(figures)
-        # c - 1 * mean(c - x_i) = mean(x_i)
-        self.meet(tf.train.GradientDescentOptimizer(1.), exchange.add(center, x, -1), network,
-                  global_step, hparams, task_index, num_workers)
+            if from_step(hparams) and not self.others:
+                push()
+                self.others = [self.so_far(local_steps=tf.constant(1))]
+        push()
+        self._from_step, self._window = from_step(hparams), len(figures)
+
+    def at(self, step):
+        """See `seam.Seam`; the chief says when the windows begin."""
+        if step < self._from_step:
+            return self.others[0]
+        if self._from_step and not self.task_index and not self._has_told:
+            console.say('worker 0', f'from step {step} on, a step is {self._window} local steps of '
+                        'each worker')
+            self._has_told = True
+        return self
+
+
+def from_step(hparams):
+    """Returns the step with which windows begin, an int; hyperparameters without it: 0."""
+    return getattr(hparams, 'local_sgd_from_step', 0)
 
 
 def main(_):

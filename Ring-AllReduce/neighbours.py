@@ -14,6 +14,7 @@ import numpy as np
 
 HALF = 16  # bytes of a token: one half is shown to the other side, which answers with the other
 _BUFFER = 2 ** 22  # bytes of a socket: a piece of a large network
+_PART = 2 ** 16  # entries that a processor has at hand when they have come
 _LOOK_MSECS = 1000
 _MOST_STRANGERS = 100  # that may say nothing yet
 
@@ -41,21 +42,33 @@ class Neighbours:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
 
-    def hop(self, piece, received):
+    def hop(self, piece, received, arrived=None):
         """Sends an array to the next worker, and fills another from the worker before.
 
         Both go on at the same time, in this thread: a thread for each would take turns with the
         other, as Python runs one at a time.
 
+        Args:
+          piece: [m] array.
+          received: [n] array.
+          arrived: function to call with which entries of `received` have come, from one index up to
+            another, part by part, while others are under way; or None.
+
         Raises:
           LostError: if a neighbour is gone.
         """
         out, into = (memoryview(array.view(np.uint8)) for array in (piece, received))
+        told = 0
         while out or into:
             moved = self._send(out) if out else 0
             out = out[moved:]
             filled = self._receive(into) if into else 0
             into = into[filled:]
+            if arrived and filled:
+                there = (received.nbytes - len(into)) // received.itemsize
+                if not into or there - told >= _PART:
+                    arrived(told, there)
+                    told = there
             if not moved and not filled:
                 wait = select.poll()
                 if out:

@@ -1,16 +1,19 @@
 """The ring past TensorFlow's servers: pieces travel over sockets of their own. --implementation.
 
-A step's sums are made in one call of Python, which sends to the next worker while it receives from
-the one before. It copies nothing: it sends from where the gradients are, and receives to where the
-sums will be. The order of additions is that of the ring of queues, and so are the sums, bit for
-bit.
+A sum is made in one call of Python, which sends to the next worker while it receives from the one
+before. It copies nothing: it sends from where the gradients are, and receives to where the sums
+will be. The order of additions is that of the ring of queues, and so are the sums, bit for bit.
+Large gradients are summed in threads, one after the other, while TensorFlow computes the next ones;
+what comes last is summed where TensorFlow waits.
 """
 
 import contextlib
+import functools
 import hmac
 import secrets
 import socket
 import sys
+import threading
 import time
 
 import numpy as np
@@ -23,6 +26,7 @@ import neighbours
 import ring
 
 _ALIGNMENT = 64  # bytes
+_LARGE = 2 ** 22  # bytes of a vector that is summed while TensorFlow goes on
 _LOOK_MSECS = 2000
 
 
@@ -38,7 +42,7 @@ class Exchange:
         """Takes the place of this worker in the ring, and how many workers there are, two ints."""
         self._index, self._size = index, num_workers
         self._neighbours = None
-        self._received, self._results = {}, {}
+        self._received, self._results, self._under_way = {}, {}, []
         self.sent, self.lost = 0, ''
 
     def connect(self, to_next, from_previous):
@@ -64,16 +68,60 @@ class Exchange:
             return list(vectors)
         size = sum(self._entries_sent(vector.shape.num_elements()) * vector.dtype.size
                    for vector in vectors)
+        large = [i for i, vector in enumerate(vectors[:-1])
+                 if vector.shape.num_elements() * vector.dtype.size >= _LARGE]
+        first, begun = (large[-1] + 1 if large else 0), []
         with tf.device('/device:CPU:0'):
-            sums = tf.py_func(self._sum_all, vectors, [vector.dtype for vector in vectors],
-                              name=traffic.name_of_sender(size, following))
+            for number, vector in enumerate(vectors[:first]):
+                with tf.control_dependencies(begun):  # in one order on all workers
+                    begun = [tf.py_func(functools.partial(self._begin, number), [vector], [])]
+            with tf.control_dependencies(begun):
+                sums = tf.py_func(self._finish, vectors[first:],
+                                  [vector.dtype for vector in vectors],
+                                  name=traffic.name_of_sender(size, following))
         for total, vector in zip(sums, vectors):
             total.set_shape(vector.shape)
         return sums
 
-    def _sum_all(self, *vectors):
+    def gathered(self, vector, following):
+        """Gives each worker the vectors of all.
+
+        Args:
+          vector: [n] tensor; n is the same on all workers, and known when the graph is built.
+          following: see `sums`.
+
+        Returns:
+          [num_workers, n] tensor, in the order of the workers.
+        """
+        if self._size == 1:
+            return vector[tf.newaxis]
+        length = vector.shape.num_elements()
+        size = (self._size - 1) * length * vector.dtype.size
+        with tf.device('/device:CPU:0'):
+            rows = tf.py_func(self._gather_all, [vector], vector.dtype,
+                              name=traffic.name_of_sender(size, following))
+        return tf.reshape(rows, [self._size, length])
+
+    def _gather_all(self, vector):
+        with self._noting_who_is_lost():
+            return self.gather(vector)
+
+    def _begin(self, number, vector):
+        """Begins to sum a vector in a thread: meanwhile TensorFlow computes the next gradients."""
+        self._under_way.append(_Sum(self, vector, number, self._under_way[-1:]))
+        self._under_way[-1].start()
+
+    def _finish(self, *vectors):
+        """Returns the sums that were begun, and those of further vectors."""
+        with self._noting_who_is_lost():
+            begun, self._under_way = self._under_way, []
+            return [each.result() for each in begun] + [
+                self.sum(vector, number) for number, vector in enumerate(vectors, len(begun))]
+
+    @contextlib.contextmanager
+    def _noting_who_is_lost(self):
         try:
-            return [self.sum(vector, number) for number, vector in enumerate(vectors)]
+            yield
         except neighbours.LostError as error:
             self.lost = str(error)  # TensorFlow tells whoever runs this step only that it failed
             raise
@@ -84,13 +132,25 @@ class Exchange:
         Raises:
           neighbours.LostError: if one is gone.
         """
-        total = self._result(vector, number)
+        total = self._result(len(vector), vector.dtype, number)
         ends = np.cumsum([0] + self._sizes(len(vector)))
         mine, totals = ([array[begin:end] for begin, end in zip(ends, ends[1:])]
                         for array in (vector, total))
         self.scatter_reduce(mine, totals)
         self.all_gather(totals)
         return total
+
+    def gather(self, vector):
+        """Returns the [n] arrays of all workers, one after the other, as one array.
+
+        Raises:
+          neighbours.LostError: if one is gone.
+        """
+        whole = self._result(self._size * len(vector), vector.dtype)
+        rows = np.split(whole, self._size)
+        rows[self._index][:] = vector
+        self.all_gather([rows[-1], *rows[:-1]])  # there a worker begins with the next one's piece
+        return whole
 
     def _sizes(self, length):
         """Returns the sizes of the pieces of a vector, a list."""
@@ -110,7 +170,7 @@ class Exchange:
           neighbours.LostError: if one is gone.
         """
         if self._size > 1:
-            self._sum_all(np.ones(self._size, np.float32))
+            self._finish(np.ones(self._size, np.float32))
 
     def scatter_reduce(self, mine, totals):
         """Sums each piece over all workers; each worker ends with one whole sum.
@@ -123,8 +183,9 @@ class Exchange:
         for i in range(self._size - 1):
             place = (self._index - i - 1) % self._size
             received = self._room(mine[place])
-            self.hop(piece, received)
-            piece = addition.add(mine[place], received, totals[place])
+            self.hop(piece, received,
+                     functools.partial(_add_part, mine[place], received, totals[place]))
+            piece = totals[place]
 
     def all_gather(self, totals):
         """Gives each worker the whole sums of the others, in place, from `scatter_reduce`."""
@@ -132,10 +193,10 @@ class Exchange:
             self.hop(totals[(self._index + 1 - i) % self._size],
                      totals[(self._index - i) % self._size])
 
-    def hop(self, piece, received):
-        """Sends an array to the next worker, and fills another from the worker before."""
+    def hop(self, piece, received, arrived=None):
+        """Sends an array to the next worker; see `neighbours.Neighbours`."""
         self.sent += piece.nbytes
-        self._neighbours.hop(piece, received)
+        self._neighbours.hop(piece, received, arrived)
 
     def _room(self, like):
         """Returns an array like another, to receive in; the next call returns the same memory."""
@@ -144,17 +205,51 @@ class Exchange:
             self._received[key] = np.empty(len(like), like.dtype)
         return self._received[key][:len(like)]
 
-    def _result(self, vector, number):
+    def _result(self, length, dtype, number=0):
         """Returns an array for a sum that nobody uses any more: new memory costs more than a sum.
 
         TensorFlow, or whoever has fetched an earlier sum, holds a reference to its memory.
         """
-        known = self._results.setdefault((number, len(vector), vector.dtype), [])
+        known = self._results.setdefault((number, length, dtype), [])
         for i in range(len(known)):
             if sys.getrefcount(known[i]) == 2:  # the list's, and that of this call
                 return known[i]
-        known.append(_aligned(len(vector), vector.dtype))
+        known.append(_aligned(length, dtype))
         return known[-1]
+
+
+def _add_part(one, other, total, begin, end):
+    """Adds entries of two arrays into a third one, from one index up to another."""
+    addition.add(one[begin:end], other[begin:end], total[begin:end])
+
+
+class _Sum(threading.Thread):
+    """A thread that sums a vector after the one before."""
+
+    def __init__(self, exchange, vector, number, before):
+        """Takes the arguments of `Exchange.sum`; and a list of `_Sum` that have to end first."""
+        super().__init__(name='Sum', daemon=True)
+        self._sum = functools.partial(exchange.sum, vector, number)
+        self._before, self._total, self._error = before, None, None
+
+    def run(self):
+        try:
+            for each in self._before:
+                each.result()
+            self._total = self._sum()
+        except neighbours.LostError as error:
+            self._error = error
+
+    def result(self):
+        """Waits for the sum, and returns it.
+
+        Raises:
+          neighbours.LostError: if a neighbour is gone.
+        """
+        self.join()
+        if self._error:
+            raise self._error
+        return self._total
 
 
 def meet(place, resolver, server, config, port=0, limit_secs=float('inf')):

@@ -5,7 +5,8 @@
     x   <- x - learning_rate * s / N              on each worker
 
 What this worker keeps: all parameters, bit for bit the same as the others. What it sends: in each
-step 2 (N - 1) pieces, each 1 / N of the gradients, to the next worker in the ring.
+step 2 (N - 1) pieces, each 1 / N of the gradients, to the next worker in the ring; with
+--compression, what N - 1 workers have encoded.
 
 Pitch Patarasuk, Xin Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
 Journal of Parallel and Distributed Computing 69(2), 2009. --scale_learning_rate and --warmup_steps:
@@ -27,11 +28,12 @@ from absl import flags
 import find_library  # noqa: F401  (finds tfdist)
 from tfdist.cluster import liveness, membership, servers
 from tfdist.model import building, model_file
-from tfdist.scheme import seam, warmup
+from tfdist.scheme import compression, seam, warmup
 from tfdist.start import console
 from tfdist.training import checkpoints, evaluation, report, sessions, training_flags
 from tfdist.start.quiet import tf
 import agreement
+import compressing
 import elastic
 import ring
 import sockets
@@ -47,24 +49,31 @@ flags.DEFINE_integer('sockets_port', 0, 'with --implementation=sockets worker i 
                      'port plus i, until its neighbour has connected; 0: on any that is free',
                      lower_bound=0, upper_bound=65535)
 warmup.define('workers there are')
+compression.define()
 flags.DEFINE_integer('min_workers', None, 'if workers are lost, the others go on as long as there '
                      'are so many, more than half of all; by default all end', lower_bound=1)
+
+_LARGE = 2 ** 22  # bytes of a gradient that travels by itself: it takes longer than its hops
+_ENOUGH = 2 ** 24  # bytes of smaller gradients together
 
 
 class AllReduce:
     """Sums vectors over all workers, around a ring: the ops of one worker."""
 
-    def __init__(self, task_index, num_workers, device_of):
+    def __init__(self, task_index, num_workers, device_of, number=0):
         """Takes a place in the ring.
 
         Args:
           task_index: int, the index of this worker.
           num_workers: int, the number of workers.
           device_of: function of a worker's index that returns its device.
+          number: int, which of the vectors of a dtype it is that a graph sums, the same on all
+            workers.
         """
         self._task_index = task_index
         self._num_workers = num_workers
         self._device_of = device_of
+        self._number = number
 
     def hop(self, chunk, expected, name):
         """Sends a piece to the next worker in the ring, and receives one from the worker before.
@@ -82,7 +91,7 @@ class AllReduce:
         def queue(task, like):
             with tf.device(self._device_of(task)), tf.device('/device:CPU:0'):
                 return tf.FIFOQueue(1, like.dtype, [like.shape],
-                                    shared_name=f'{name}_{like.dtype.name}_to_{task}')
+                                    shared_name=f'{name}_{self._number}_{like.dtype.name}_to_{task}')
 
         following = (self._task_index + 1) % self._num_workers
         return queue(following, chunk).enqueue(chunk), queue(self._task_index, expected).dequeue()
@@ -124,7 +133,7 @@ class AllReduce:
         return chunks, sends
 
     def sum(self, vector):
-        """Sums a vector over all workers; a graph may sum one vector of each dtype.
+        """Sums a vector over all workers.
 
         Each piece is summed in one order, by one worker after the other, and then copied, so that
         the result is the same on all workers, bit for bit.
@@ -142,6 +151,20 @@ class AllReduce:
         with tf.control_dependencies(reduce_sends + gather_sends):
             return tf.concat(chunks, axis=0)
 
+    def gather(self, vector):
+        """Gives each worker the vectors of all.
+
+        Args:
+          vector: [n] tensor; n is the same on all workers, and known when the graph is built.
+
+        Returns:
+          [num_workers, n] tensor, in the order of the workers.
+        """
+        # As in a sum each worker begins with the piece after its own index.
+        chunks, sends = self.all_gather([vector] * self._num_workers)
+        with tf.control_dependencies(sends):
+            return tf.stack(chunks[1:] + chunks[:1])
+
 
 def collective_sum(vector, num_workers, key):
     """Sums a vector by TensorFlow's own operation; `key` is an int, different for each vector."""
@@ -152,21 +175,42 @@ def collective_sum(vector, num_workers, key):
         final_op='Id', subdiv_offsets=[0])
 
 
+def groups_of(tensors):
+    """Returns which tensors travel in one vector: lists of their indices, in the order of sending.
+
+    Small ones of a dtype travel together, to send fewer messages. A large one travels by itself, as
+    soon as it is there: the backward pass has the gradients of the last layers first.
+    """
+    groups, small = [], collections.OrderedDict()
+    for i in reversed(range(len(tensors))):
+        if _bytes([tensors[i]]) >= _LARGE:
+            groups.append([i])
+            continue
+        group = small.setdefault(tensors[i].dtype, [])
+        group.insert(0, i)
+        if _bytes([tensors[k] for k in group]) >= _ENOUGH:
+            groups.append(small.pop(tensors[i].dtype))
+    return groups + sorted(small.values())
+
+
+def _bytes(tensors):
+    return sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in tensors)
+
+
 def flatten(tensors):
-    """Returns tensors as a list of vectors, one for each dtype, to send fewer messages."""
-    of_dtype = collections.OrderedDict()
-    for tensor in tensors:
-        of_dtype.setdefault(tensor.dtype, []).append(tf.reshape(tensor, [-1]))
-    return [tf.concat(parts, axis=0) for parts in of_dtype.values()]
+    """Returns tensors as a list of vectors, one for each of `groups_of`."""
+    return [tf.concat([tf.reshape(tensors[i], [-1]) for i in group], axis=0)
+            for group in groups_of(tensors)]
 
 
 def unflatten(vectors, like):
     """Returns the vectors of `flatten` as a list of tensors of the shapes and dtypes of `like`."""
-    parts = {}
-    for vector in vectors:
-        sizes = [each.shape.num_elements() for each in like if each.dtype == vector.dtype]
-        parts[vector.dtype] = iter(tf.split(vector, sizes))
-    return [tf.reshape(next(parts[each.dtype]), each.shape) for each in like]
+    tensors = list(like)
+    for vector, group in zip(vectors, groups_of(like)):
+        parts = tf.split(vector, [like[i].shape.num_elements() for i in group])
+        for i, part in zip(group, parts):
+            tensors[i] = tf.reshape(part, like[i].shape)
+    return tensors
 
 
 class Scheme(seam.Seam):
@@ -188,6 +232,13 @@ class Scheme(seam.Seam):
     def local_steps_per_count(self, hparams):
         return self.num_workers
 
+    @staticmethod
+    def why_not_simulated(hparams):
+        """See `seam.Seam`."""
+        if compression.is_asked_for(hparams):
+            return 'in a simulated ring sums go around, and no encoded gradients'
+        return None
+
     def make(self, network, global_step, hparams, task_index, num_workers):
         variables = network.variables
         if self._place.before:
@@ -196,25 +247,45 @@ class Scheme(seam.Seam):
         optimizer = network.optimizer(
             warmup.scaled_learning_rate(hparams, num_workers, global_step), clips=True)
         gradients, self.computed = network.gradients_at(self.pull[1:], clipped=False)
-        self.pushed = flatten(gradients)
         self.asks_for_sums = hparams.implementation != 'sockets'
-        if self._exchange:
-            following = self._place.workers[(self._place.index + 1) % num_workers]
-            self.sums = self._exchange.sums(self.pushed, f'worker {following}')
-        elif hparams.implementation == 'collective':
-            self.sums = [collective_sum(vector, num_workers, key)
-                         for key, vector in enumerate(self.pushed, 1)]
+        compressed = compression.of(self, hparams)
+        self.own = compressed.own
+        if compression.is_asked_for(hparams):
+            sent, sums = compressed.sent_around(gradients, self._of_all)
+            self.pushed, self.sums = [sent], flatten(sums)
         else:
-            together = AllReduce(self._place.index, num_workers,
-                                 lambda index: self.worker_device(self._place.workers[index]))
-            with self._place.own_queues():
-                self.sums = [together.sum(vector) for vector in self.pushed]
+            self.pushed = flatten(gradients)
+            self.sums = self._sums_of(self.pushed, hparams.implementation)
         means = unflatten([total / num_workers for total in self.sums], gradients)
         begun = self._marks.begin(self.sums, self.pull[0] + 1) if self._marks else []
         with tf.control_dependencies(begun):
             applied = optimizer.apply_gradients(zip(means, variables))
         with tf.control_dependencies([applied]):
-            self.push = {'global_step': global_step.assign_add(1)}
+            self.push = compressed.arrived({'global_step': global_step.assign_add(1)})
+
+    def _following(self):
+        return f'worker {self._place.workers[(self._place.index + 1) % self.num_workers]}'
+
+    def _by_queues(self, number=0):
+        return AllReduce(self._place.index, self.num_workers,
+                         lambda index: self.worker_device(self._place.workers[index]), number)
+
+    def _sums_of(self, vectors, implementation):
+        """Returns the sums of vectors over all workers, a list of tensors, as its argument is."""
+        if self._exchange:
+            return self._exchange.sums(vectors, self._following())
+        if implementation == 'collective':
+            return [collective_sum(vector, self.num_workers, key)
+                    for key, vector in enumerate(vectors, 1)]
+        with self._place.own_queues():
+            return [self._by_queues(number).sum(vector) for number, vector in enumerate(vectors)]
+
+    def _of_all(self, vector):
+        """Returns a vector of each worker, [num_workers, n] for an [n] tensor, in their order."""
+        if self._exchange:
+            return self._exchange.gathered(vector, self._following())
+        with self._place.own_queues():
+            return self._by_queues().gather(vector)
 
 
 def train_in_a_ring(place, resolver, server, run, attempt=None, stop_watching=None):
@@ -247,6 +318,7 @@ def train_in_a_ring(place, resolver, server, run, attempt=None, stop_watching=No
         marks = attempt and elastic.Marks(place.device(place.index))
         scheme = Scheme(network, global_step, FLAGS, task_index, num_workers, place, exchange,
                         marks)
+        compressing.tell(scheme, FLAGS)
         # Distributed: all begin with the values of one worker, and end together.
         members = resolver, place, tf.global_variables(), exchange
         together = (elastic.Ring(*members, attempt, marks) if attempt
@@ -304,6 +376,7 @@ def session_config(place):
 
 
 def meet_and_train(_):
+    compressing.check(FLAGS)
     # Distributed: there is no ps. Each worker has all parameters, and is its own chief.
     resolver = membership.resolve('worker', jobs=['worker'])
     cluster_spec, task_index = resolver.cluster_spec(), resolver.task_id

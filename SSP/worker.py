@@ -34,7 +34,7 @@ import numpy as np
 import find_library  # noqa: F401  (finds tfdist)
 from tfdist.cluster import liveness, membership, servers, shutdown
 from tfdist.model import building, model_file
-from tfdist.scheme import exchange, seam, transfer
+from tfdist.scheme import compression, exchange, seam, transfer
 from tfdist.start import console
 from tfdist.training import checkpoints, chief, evaluation, report, sessions, training_flags
 from tfdist.start.quiet import tf
@@ -46,6 +46,7 @@ flags.DEFINE_integer('staleness_bound', 3, 'iterations that a worker may be ahea
                      lower_bound=0)
 flags.DEFINE_float('dead_after_secs', 30, 'how long the others wait for a clock that stands still',
                    lower_bound=0)
+compression.define()
 
 
 class Scheme(seam.Seam):
@@ -59,12 +60,15 @@ class Scheme(seam.Seam):
         self.pull = exchange.pull(variables, global_step)
         step_read, center = self.pull[0], transfer.to_worker(self.pull[1:])
         optimizer = network.optimizer(hparams.learning_rate)
-        self.pushed, self.computed = network.gradients_at(center)
-        push = exchange.apply(optimizer, self.pushed, variables, global_step)
+        gradients, self.computed = network.gradients_at(center)
+        compressed = compression.of(self, hparams)
+        self.pushed, gradients = compressed.sent(gradients)
+        push = exchange.apply(optimizer, gradients, variables, global_step)
         with tf.control_dependencies([push]):
             tick = self.gate.tick()
         with tf.control_dependencies([tick]):
-            self.push = exchange.count(global_step, step_read)
+            self.push = compressed.arrived(exchange.count(global_step, step_read))
+        self.own = compressed.own
 
     def wait(self):
         """Returns when this worker may begin its next iteration."""

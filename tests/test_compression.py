@@ -27,7 +27,10 @@ from test_synchronous import Call, together
 player, checked, simulated = test_seam.player, test_check.checked, test_simulation.toy  # fixtures
 NAMES = ['bf16', 'fp16', 'int8', 'sign', 'topk:0.25', 'topk:1']
 TOGETHER = ['Synchronous-SGD', 'SAGN', 'Local-SGD', 'DiLoCo']
-FOLDERS = ['HogWild', 'DOWNPOUR-Easy', *TOGETHER]
+FOLDERS = ['HogWild', 'SSP', 'DOWNPOUR-Easy', 'AGN', 'DynSGD', *TOGETHER]
+# How what is pushed is to the center's step: a gradient, a change, or a change the other way.
+UNITS = {**dict.fromkeys(['HogWild', 'SSP', 'Synchronous-SGD', 'SAGN'], test_seam.RATE),
+         **dict.fromkeys(['DOWNPOUR-Easy', 'AGN', 'DynSGD'], -1), 'Local-SGD': 1}
 
 
 @pytest.fixture
@@ -352,9 +355,10 @@ def run_of(folder, made, steps):
 
 
 def test_folders():
-    """Those have the flag whose docs say so, and no others."""
+    """Those have the flag whose docs say so, and no others; a ring has tests of its own."""
     assert {folder for folder in test_seam.FOLDERS
-            if 'compression' in (load_program(folder), flags.FLAGS)[1]} == set(FOLDERS)
+            if 'compression' in (load_program(folder), flags.FLAGS)[1]} == {*FOLDERS,
+                                                                           'Ring-AllReduce'}
 
 
 @pytest.mark.parametrize('folder', FOLDERS)
@@ -474,7 +478,7 @@ class Shifted:
         self.residual = self.following
 
 
-@pytest.mark.parametrize('folder', ['HogWild', 'DOWNPOUR-Easy'])
+@pytest.mark.parametrize('folder', ['HogWild', 'SSP', 'DOWNPOUR-Easy', 'AGN', 'DynSGD'])
 def test_many_workers_one_by_one(player, folder):
     """Five workers pull and push in any order; each has its own residual."""
     random = np.random.RandomState(1)
@@ -491,8 +495,8 @@ def test_many_workers_one_by_one(player, folder):
                                  feedback[worker].sent(rule.compute(worker, center, ms[worker])))
             continue
         pulled, pushed, center, sent = under_way.pop(worker)
-        played.push(worker, pulled, pushed)
-        rule.push(worker, center, sent, 0)
+        staleness = played.push(worker, pulled, pushed)['staleness']
+        rule.push(worker, center, sent, staleness)
         feedback[worker].arrived()
         assert test_seam.flat(played.center()) == pytest.approx(rule.center, rel=1e-9, abs=1e-9)
 
@@ -526,6 +530,21 @@ def test_many_workers_at_once(player, folder, needed):
             assert played.push(worker, pulled, pushed)['dropped'] == 1
         for worker, each in enumerate(feedback):
             assert played.own[worker][0] == pytest.approx(factor * each.residual, abs=1e-9)
+
+
+@pytest.mark.parametrize('name', ['sign', 'topk:0.3'])
+@pytest.mark.parametrize('folder', UNITS)
+def test_the_center_goes_all_the_way_but_for_the_residual(player, folder, name):
+    """What a worker by itself has left out in twenty steps is in its residual."""
+    played = player(folder, [0.5], [[0.5, -1., 3.]], [tf.float64], compression=name)
+    rule = test_seam.RULES[folder](test_seam.flat(played.center()), 1)
+    start, way = rule.center, 0
+    for _ in range(20):
+        way += test_seam.RATE * rule.compute(0, test_seam.flat(played.center()), 0.5)
+        played.together() if folder in TOGETHER else played.step(0)
+    residual = UNITS[folder] * played.own[0][0]
+    assert start - test_seam.flat(played.center()) == pytest.approx(way - residual, abs=1e-12)
+    assert abs(residual).max() > 1e-3
 
 
 def largest_of_each(residual, x):

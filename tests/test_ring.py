@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 import types
 
@@ -142,15 +143,88 @@ def test_sum_by_sockets(sum_by_sockets, vectors, dtype):
         assert result.dtype == dtype and result.tolist() == np.sum(vectors, axis=0).tolist()
 
 
-@pytest.mark.parametrize('num_workers', [2, 3, 4])
+@pytest.mark.parametrize('num_workers, size', [(2, 1001), (3, 1001), (4, 1001), (3, 500000)])
 @pytest.mark.parametrize('dtype', [tf.float32, tf.float16, tf.bfloat16])
-def test_sockets_and_queues_have_the_same_bits(run_ring, sum_by_sockets, num_workers, dtype):
-    normal = np.random.RandomState(0).normal(size=[num_workers, 1001])
+def test_sockets_and_queues_have_the_same_bits(run_ring, sum_by_sockets, num_workers, size, dtype):
+    """Also where a piece is added in parts, as they come."""
+    normal = np.random.RandomState(0).normal(size=[num_workers, size])
     vectors = (normal * 10. ** (np.arange(num_workers) - 2)[:, None]).astype(np.float32)
     queues = run_ring(lambda ring, vector: ring.sum(tf.cast(vector, dtype)), vectors)
     results, _ = sum_by_sockets(vectors.astype(dtype.as_numpy_dtype))
     for one, other in zip(results, queues):
         assert one.tobytes() == other.tobytes()
+
+
+def test_which_gradients_travel_together(monkeypatch):
+    """Those of the last layers first; a large one alone, small ones until there are enough."""
+    program = load_program('Ring-AllReduce')
+    shapes = [[3], [9, 2], [4], [2, 2], [5], [20], [3]]
+    dtypes = [tf.float32] * 4 + [tf.float64, tf.float32, tf.float32]
+    with tf.Graph().as_default(), tf.Session() as session:
+        tensors = [tf.constant(np.arange(np.prod(shape)).reshape(shape) + 100 * i, dtype)
+                   for i, (shape, dtype) in enumerate(zip(shapes, dtypes))]
+        assert program.groups_of(tensors) == [[0, 1, 2, 3, 5, 6], [4]]
+        monkeypatch.setattr(program, '_LARGE', 72)
+        monkeypatch.setattr(program, '_ENOUGH', 44)
+        assert program.groups_of(tensors) == [[5], [2, 3, 6], [1], [0], [4]]
+        vectors = program.flatten(tensors)
+        assert [vector.shape.as_list() for vector in vectors] == [[20], [11], [18], [3], [5]]
+        for tensor, same in zip(*session.run(
+                [tensors, program.unflatten(vectors, tensors)])):
+            assert tensor.dtype == same.dtype and np.array_equal(tensor, same)
+
+
+def sums_of_large(sockets, exchanges, sessions):
+    """Has each worker sum four vectors, of which two are large; returns what each of them has."""
+    fetches = []
+    for i, (exchange, session) in enumerate(zip(exchanges, sessions)):
+        with session.graph.as_default():
+            vectors = [tf.fill([size], tf.constant(i + 1, dtype)) for size, dtype in (
+                (100, tf.float32), (7, tf.float64), (200, tf.float32), (3, tf.float32))]
+            fetches.append(exchange.sums(vectors, f'worker {(i + 1) % len(exchanges)}'))
+    return [functools.partial(session.run, fetch) for session, fetch in zip(sessions, fetches)]
+
+
+@pytest.fixture
+def large(connect, monkeypatch):
+    """The module sockets, three connected exchanges, and a session with one thread for each."""
+    sockets = load_program('Ring-AllReduce', 'sockets')
+    monkeypatch.setattr(sockets, '_LARGE', 400)
+    exchanges = [sockets.Exchange(i, 3) for i in range(3)]
+    connect(exchanges)
+    thread = tf.ConfigProto(inter_op_parallelism_threads=1, use_per_session_threads=True)
+    with contextlib.ExitStack() as stack:
+        yield sockets, exchanges, [
+            stack.enter_context(tf.Session(graph=tf.Graph(), config=thread)) for _ in range(3)]
+
+
+def test_large_vectors_are_summed_beside_what_tensorflow_computes(large, monkeypatch):
+    """In threads of their own, in one order; the sums are those of all workers, also again."""
+    sockets, exchanges, _ = large
+    sums, order = sockets.Exchange.sum, []
+
+    def noting(self, vector, number=0):
+        order.append((self, number, threading.current_thread().name.startswith('Sum')))
+        return sums(self, vector, number)
+
+    monkeypatch.setattr(sockets.Exchange, 'sum', noting)
+    runs = sums_of_large(*large)
+    for _ in range(3):
+        for results in together(runs):
+            assert [result.tolist() for result in results] == [
+                [6] * size for size in (100, 7, 200, 3)]
+    for exchange in exchanges:
+        assert [each[1:] for each in order if each[0] is exchange] == 3 * [
+            (0, True), (1, True), (2, True), (3, False)]
+
+
+def test_a_neighbour_that_is_gone_while_a_large_vector_is_summed(large):
+    _, exchanges, _ = large
+    runs = sums_of_large(*large)
+    exchanges[1].close()
+    with pytest.raises(tf.errors.UnknownError, match='the next one|the one before'):
+        runs[0]()
+    assert exchanges[0].lost
 
 
 @pytest.mark.parametrize('num_workers', [2, 3, 4])
@@ -163,11 +237,14 @@ def test_bytes_by_sockets(sum_by_sockets, num_workers):
         assert exchange.sent == 2 * 2 * (num_workers - 1) / num_workers * 4 * size
 
 
+@pytest.mark.parametrize('large', [2 ** 22, 1])
 @pytest.mark.parametrize('num_workers', [1, 2, 3])
 @pytest.mark.parametrize('size', [7, 30])
-def test_what_is_sent_by_sockets_is_in_a_trace(connect, num_workers, size):
+def test_what_is_sent_by_sockets_is_in_a_trace(connect, monkeypatch, num_workers, size, large):
     """As many bytes as were really sent, of vectors whose pieces are not all as large."""
-    exchange = load_program('Ring-AllReduce', 'sockets').Exchange
+    sockets = load_program('Ring-AllReduce', 'sockets')
+    monkeypatch.setattr(sockets, '_LARGE', large)
+    exchange = sockets.Exchange
     exchanges = [exchange(i, num_workers) for i in range(num_workers)]
     connect(exchanges)
     threads = tf.ConfigProto(inter_op_parallelism_threads=num_workers, use_per_session_threads=True)
@@ -287,7 +364,7 @@ def test_a_neighbour_that_is_gone(connect):
     for each in exchanges:
         assert not each.lost
         with pytest.raises(sockets.neighbours.LostError):
-            each._sum_all(np.ones(10, np.float32))
+            each._finish(np.ones(10, np.float32))
     assert exchanges[0].lost == 'the next one: Broken pipe'
 
 

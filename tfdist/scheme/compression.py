@@ -105,6 +105,38 @@ class Compression:
           The list of vectors that travel, one for each variable, on the worker; and the list of
           tensors that are to be pushed in place of `tensors`, on the variables' devices.
         """
+        encoded = self._encoded(tensors)
+        pushed = []
+        for each, variable in zip(transfer.to_ps(encoded, self._variables), self._variables):
+            with tf.device(variable.device):  # else the worker decodes, and all of it travels
+                pushed.append(self._decoded(each, variable))
+        return encoded, pushed
+
+    def sent_around(self, tensors, gather):
+        """Encodes what workers without a ps send to each other, and sums it up.
+
+        Args:
+          tensors: list of tensors of the variables' shapes and dtypes, on the worker.
+          gather: function of this worker's bytes, an uint8 [n] tensor, that returns those of all
+            workers, [num_workers, n], in the same order on each of them.
+
+        Returns:
+          The uint8 [n] tensor that travels; and the list of sums over all workers, of the shapes
+          and dtypes of the variables. Each worker adds in the order of the workers, not in that of
+          arrival: so all have the same sums, bit for bit.
+        """
+        encoded = self._encoded(tensors)
+        kinds = [(each.dtype, each.shape.num_elements()) for each in encoded]
+        bytes_ = compressors.packed(encoded)
+
+        def add(sums, one):
+            return [total + self._decoded(each, variable) for total, each, variable in
+                    zip(sums, compressors.unpacked(one, kinds), self._variables)]
+
+        return bytes_, tf.foldl(add, gather(bytes_), exchange.zeros_like(self._variables))
+
+    def _encoded(self, tensors):
+        """Returns the list of encoded vectors, once it is kept what they leave out; see `sent`."""
         encoded, keep = [], []
         for i, (tensor, variable) in enumerate(zip(tensors, self._variables)):
             residual = self._residuals[i]
@@ -115,12 +147,7 @@ class Compression:
             keep.append(self._following[i].assign(p - decoded, read_value=False))
         # A push reads what will follow: not before it is there.
         with tf.control_dependencies(keep):
-            encoded = [tf.identity(each) for each in encoded]
-        pushed = []
-        for each, variable in zip(transfer.to_ps(encoded, self._variables), self._variables):
-            with tf.device(variable.device):  # else the worker decodes, and all of it travels
-                pushed.append(self._decoded(each, variable))
-        return encoded, pushed
+            return [tf.identity(each) for each in encoded]
 
     def arrived(self, figures):
         """Returns the figures of a push, a dict of tensors, once the residuals are up to date.

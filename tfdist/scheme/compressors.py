@@ -73,7 +73,7 @@ class Int8(Compressor):
         scale = _if_finite(tf.reduce_max(tf.abs(vector)) / 127, vector)
         levels = self.rounded(tf.math.divide_no_nan(vector, scale), seed)
         # The largest one over the scale may be 127.00001.
-        return _packed([tf.cast(tf.clip_by_value(levels, -127, 127), tf.int8), scale])
+        return packed([tf.cast(tf.clip_by_value(levels, -127, 127), tf.int8), scale])
 
     def rounded(self, levels, seed):
         """Returns `levels`, a vector, rounded up or down; up as often as they are nearer to it."""
@@ -83,7 +83,7 @@ class Int8(Compressor):
 
     def decode(self, sent, size, dtype):
         """See `Compressor`."""
-        levels, scale = _unpacked(sent, [(tf.int8, size), (dtype, 1)])
+        levels, scale = unpacked(sent, [(tf.int8, size), (dtype, 1)])
         return tf.cast(levels, dtype) * scale
 
 
@@ -100,11 +100,11 @@ class ScaledSign(Compressor):
         size = vector.shape.num_elements()
         octets = tf.reshape(tf.pad(bits, [[0, -size % 8]]), [-1, 8])
         bytes_ = tf.reduce_sum(octets * [2 ** i for i in range(8)], axis=1)
-        return _packed([tf.cast(bytes_, tf.uint8), tf.reduce_mean(tf.abs(vector))])
+        return packed([tf.cast(bytes_, tf.uint8), tf.reduce_mean(tf.abs(vector))])
 
     def decode(self, sent, size, dtype):
         """See `Compressor`."""
-        bytes_, scale = _unpacked(sent, [(tf.uint8, -(-size // 8)), (dtype, 1)])
+        bytes_, scale = unpacked(sent, [(tf.uint8, -(-size // 8)), (dtype, 1)])
         bits = tf.bitwise.right_shift(bytes_[:, tf.newaxis], tf.constant([*range(8)], tf.uint8))
         bits = tf.reshape(tf.bitwise.bitwise_and(bits, tf.constant(1, tf.uint8)), [-1])[:size]
         return tf.where(tf.equal(bits, 1), tf.fill([size], scale[0]), tf.fill([size], -scale[0]))
@@ -125,12 +125,12 @@ class TopK(Compressor):
         number = self._number(vector.shape.num_elements())
         indices = tf.nn.top_k(tf.abs(vector), number, sorted=False).indices
         values = _if_finite(tf.gather(vector, indices), vector)
-        return _packed([indices, values])
+        return packed([indices, values])
 
     def decode(self, sent, size, dtype):
         """See `Compressor`."""
         number = self._number(size)
-        indices, values = _unpacked(sent, [(tf.int32, number), (dtype, number)])
+        indices, values = unpacked(sent, [(tf.int32, number), (dtype, number)])
         return tf.scatter_nd(indices[:, tf.newaxis], values, [size])
 
 
@@ -140,13 +140,13 @@ def _if_finite(value, vector):
                        tf.constant(math.nan, value.dtype))
 
 
-def _packed(parts):
+def packed(parts):
     """Returns tensors as one vector of bytes, uint8: one transfer for all."""
     return tf.concat([tf.reshape(tf.bitcast(part, tf.uint8), [-1]) for part in parts], axis=0)
 
 
-def _unpacked(bytes_, kinds):
-    """Returns the parts of `_packed` as vectors; `kinds` has the dtype and the size of each."""
+def unpacked(bytes_, kinds):
+    """Returns the parts of `packed` as vectors; `kinds` has the dtype and the size of each."""
     parts = tf.split(bytes_, [dtype.size * size for dtype, size in kinds])
     return [tf.bitcast(part if dtype.size == 1 else tf.reshape(part, [-1, dtype.size]), dtype)
             for part, (dtype, _) in zip(parts, kinds)]

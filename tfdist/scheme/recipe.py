@@ -163,11 +163,13 @@ class Pace:
           accumulate: int, see above.
           batch_size: int, the examples of a batch.
           local_steps_per_count: int, how many local steps, by all workers together, there are when
-            the global step counts one.
+            the global step counts one; or a function of the global step, a float32 scalar tensor,
+            that returns how many there were before it.
         """
         self._recipe, self._global_step = recipe, global_step
         self.accumulate = accumulate
-        self._local_steps = local_steps_per_count
+        self._local_steps = (local_steps_per_count if callable(local_steps_per_count)
+                             else lambda step: step * local_steps_per_count)
         self._examples = accumulate * batch_size
 
     def rate(self, learning_rate, step=None, done=0):
@@ -185,7 +187,7 @@ class Pace:
             with tf.device(self._global_step.device):
                 return self.rate(learning_rate, self._global_step.read_value(), done)
         step = tf.cast(step, tf.float32)
-        factor = schedule(examples=(step * self._local_steps + done) * self._examples, step=step)
+        factor = schedule(examples=(self._local_steps(step) + done) * self._examples, step=step)
         number = None if factor is None else tf.cast(factor, tf.float32)
         if number is None or number.shape.rank:
             sys.exit(f"The schedule of the model's RECIPE returns {factor!r}, which is no number.")

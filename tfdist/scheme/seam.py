@@ -18,6 +18,7 @@ In this way one scheme in one session can play any number of workers: the state 
 what is fed, and in `own`, to be read after each of its runs and restored before the next.
 """
 
+import copy
 import sys
 from typing import Optional
 
@@ -71,8 +72,8 @@ class Seam:
       own: list of `tf.Variable` that this worker keeps from one run to the next.
       workers: list of int64 scalar tensors, each the index of this worker, on which `pushed` or
         `push` depends. Feed all of them to play another worker.
-      sums: list of tensors, sums of `pushed` over all workers, which `push` waits for; empty if
-        the workers do not sum up among themselves.
+      sums: list of tensors, sums over all workers of what they push, which `push` waits for; empty
+        if the workers do not sum up among themselves.
       asks_for_sums: bool, whether a worker asks another one for each piece of a sum, as TensorFlow
         does, and so waits for a round trip; otherwise the pieces come unasked.
       gate: `Gate` of this worker, or None.
@@ -130,7 +131,10 @@ class Seam:
         return cls.local_steps(hparams) * getattr(hparams, 'accumulate', 1)
 
     def local_steps_per_count(self, hparams):
-        """Returns how many local steps, of all workers, there are to one global step."""
+        """Returns how many local steps, of all workers, there are to one global step.
+
+        It may be a function of the global step, see `recipe.Pace`.
+        """
         return self.local_steps(hparams)
 
     def __init__(self, network, global_step, hparams, task_index, num_workers):
@@ -156,12 +160,7 @@ class Seam:
         self._check()
         network.check_constraints()
         network.finish()
-        if network.own:
-            self.own = self.own + network.own.variables
-            with tf.control_dependencies([network.own.push()]):
-                for figures in self.computed, self.finish or {}:
-                    if 'loss' in figures:
-                        figures['loss'] = tf.identity(figures['loss'])
+        self._keep_own_state()
         if network.state:
             self._with_state(network.state, global_step)
         if network.averages and self.complete is None:
@@ -196,6 +195,29 @@ class Seam:
             sys.exit(f'{type(self).__name__} has only one of `pulls` and `pushes`. A scheme that '
                      'pulls or pushes several times in a run needs both: see '
                      'tfdist/scheme/seam.py.')
+
+    def so_far(self, **figures):
+        """Returns a `Seam` for `others`, whose run ends with what `make` has made until now.
+
+        Only its `train_op` is complete; what `make` makes later is no part of it.
+
+        Args:
+          **figures: tensors that the train op has besides the figures of its parts.
+        """
+        other = copy.copy(self)
+        other._keep_own_state()
+        other.train_op = dict(other.computed, **(other.finish or other.push), **figures)
+        return other
+
+    def _keep_own_state(self):
+        """Has a run keep the local variables of the model, as the last batch so far left them."""
+        own = self.network.own
+        if own:
+            self.own = self.own + own.variables
+            with tf.control_dependencies([own.push()]):
+                for figures in self.computed, self.finish or {}:
+                    if 'loss' in figures:
+                        figures['loss'] = tf.identity(figures['loss'])
 
     def _with_state(self, state, global_step):
         """Adds the state that the model itself assigns to, unless `make` has pushed it."""

@@ -1,5 +1,6 @@
 """A step that all workers make together: a strict barrier on the parameter servers."""
 
+import copy
 import threading
 import time
 
@@ -100,10 +101,19 @@ class Barrier(tf.train.SessionRunHook):
             self.done = self._make_result(pushed)
             if not turn or not turn.number:
                 self._make_join()
-        step, late, *last_step = tf.unstack(self.done)
-        self.finish = {'global_step': step, 'dropped': tf.cast(late, tf.float32)}
-        if last_step:
-            self.finish['last_step'], = last_step
+        self.finish = self._unpacked(self.done)
+
+    def again(self, gradients, before, num_workers):
+        """Returns a `Barrier` of the same steps for a run that pushes other gradients.
+
+        A worker makes either run in a step. Both share `complete`, and one of the two is the hook.
+        See the constructor for the arguments.
+        """
+        other = copy.copy(self)
+        with tf.device(self._step.device):
+            other.done = other._make_result(other._make_push(gradients, before, num_workers))
+        other.finish = self._unpacked(other.done)
+        return other
 
     def _make_push(self, gradients, before, num_workers):
         """Makes `push`; returns the op after which all of it has arrived. See the constructor."""
@@ -186,6 +196,15 @@ class Barrier(tf.train.SessionRunHook):
                 result.append(stopping.LastStep(self._step).value)
             return tf.stack(result)
 
+    @staticmethod
+    def _unpacked(result):
+        """Returns `finish` for what `_make_result` returns, on the worker."""
+        step, late, *last_step = tf.unstack(result)
+        finish = {'global_step': step, 'dropped': tf.cast(late, tf.float32)}
+        if last_step:
+            finish['last_step'], = last_step
+        return finish
+
     def _make_join(self):
         """Makes the ops that a worker runs when it begins."""
         with tf.control_dependencies([self._tokens.forget()]):
@@ -262,22 +281,27 @@ class Synchronous(seam.Seam):
              variables=None, turn=None):
         """Makes the barrier, and from it the parts that push and complete; see `Barrier`.
 
-        The `variables` are by default those of the network.
+        The `variables` are by default those of the network. Called again, it makes these parts for
+        other gradients, at the same barrier: see `others`.
         """
         variables = network.variables if variables is None else variables
         # The state that the model assigns to becomes the mean of all workers' states.
         before = [network.state.push(1 / num_workers)] if network.state else []
-        compressed = compression.of(self, hparams, variables)
-        self.own = self.own + compressed.own
-        self.pushed, gradients = compressed.sent(liars.lie(self, gradients, hparams))
-        self.barrier = Barrier(optimizer, gradients, variables, global_step, hparams, task_index,
-                               num_workers, before, network.averages, turn)
+        if not self.barrier:
+            self._compressed = compression.of(self, hparams, variables)
+            self.own = self.own + self._compressed.own
+        self.pushed, gradients = self._compressed.sent(liars.lie(self, gradients, hparams))
+        if self.barrier:
+            self.barrier = self.barrier.again(gradients, before, num_workers)
+        else:
+            self.barrier = Barrier(optimizer, gradients, variables, global_step, hparams,
+                                   task_index, num_workers, before, network.averages, turn)
+            self.workers = self.workers + [self.barrier.worker]
         network.constrains = True
         self.stamps, self.complete = self.barrier.stamps, self.barrier.complete
-        self.workers = self.workers + [self.barrier.worker]
         # Each by itself: in training only the second one knows whether the push was dropped.
-        self.push = compressed.arrived(self.barrier.push)
-        self.finish = compressed.arrived(self.barrier.finish)
+        self.push = self._compressed.arrived(self.barrier.push)
+        self.finish = self._compressed.arrived(self.barrier.finish)
         self.hooks = [self.barrier]
         if pushes_per_step(hparams, num_workers) < num_workers:
             self.not_recorded = ('a worker may pull while backup workers complete a step, and see '
