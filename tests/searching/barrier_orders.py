@@ -249,7 +249,8 @@ class Barrier(protocol.Protocol):
                    if all(push in sets.get(f'x{i}', []) for i in self._in_step(number))]
         partly = [number for number, sets in world.counted.items()
                   if any(push in sets.get(f'x{i}', []) for i in range(2))]
-        if any(each['torn'] for number in partly
+        # One that counts twice, because it was killed before its push was noted, takes a place.
+        if any(each['torn'] for number in [*partly, push['read']]
                for i in range(2) for each in world.counted[number].get(f'x{i}', [])):
             return
         if any(each['torn'] and each['worker'] == push['worker'] for each in world.pushes):

@@ -68,14 +68,10 @@ PLANTS = {
         'A push is stamped with the step in which it arrives.', BARRIER, barrier.Barrier,
         '_make_push', [('push(gradients, stamp, self.worker)',
                         'push(gradients, stamp_at_push, self.worker)')]),
-    'in another turn': Plant(
-        'A worker pushes in the turn of another barrier.', TURNS, barrier.Barrier, '_make_push',
-        [('tf.logical_and(counts, self._turn.has(step))', 'counts')],
-        [dict(workers=2, pushes=None, steps=4)], '.* worker 1$'),
-    'last round': Plant(
-        'An accumulator takes a late push of the last round.', TURNS, accumulators.Accumulators,
-        'begin', [('ops.append(accumulator.set_global_step(stamp))', 'pass')],
-        [dict(workers=2, pushes=None, steps=4)], '(lose|start) worker 1$'),
+    'begins ahead': Plant(
+        'The accumulators of a turn refuse the pushes of its own step.', TURNS,
+        accumulators.Accumulators, 'begin',
+        [('set_global_step(stamp)', 'set_global_step(stamp + 1)')]),
     'one push less': Plant(
         'A step is complete when one push is missing.', BARRIER, barrier.Barrier, '__init__',
         [('self._number = pushes_per_step(hparams, num_workers)',
