@@ -37,7 +37,9 @@ class SchemeSide:
             self._trained = dict(zip([each.op.name for each in network.variables],
                                      plain.trained(self._scheme, hparams)))
             self.asked = network.asked
-            seams = [self._scheme, *getattr(self._scheme, 'others', [])]
+            seams = [self._scheme]
+            if isinstance(self._scheme, seam.Seam):
+                seams += self._scheme.others
             self._random = {each: random_ops.of(list(each.train_op.values()),
                                                 sum(self._batches, [])) for each in seams}
             self._initialize = [tf.global_variables_initializer(), tf.local_variables_initializer(),
