@@ -535,11 +535,11 @@ def test_many_workers_at_once(player, folder, needed):
 @pytest.mark.parametrize('name', ['sign', 'topk:0.3'])
 @pytest.mark.parametrize('folder', UNITS)
 def test_the_center_goes_all_the_way_but_for_the_residual(player, folder, name):
-    """What a worker by itself has left out in twenty steps is in its residual."""
+    """What a worker by itself has left out in three steps is in its residual."""
     played = player(folder, [0.5], [[0.5, -1., 3.]], [tf.float64], compression=name)
     rule = test_seam.RULES[folder](test_seam.flat(played.center()), 1)
     start, way = rule.center, 0
-    for _ in range(20):
+    for _ in range(3):
         way += test_seam.RATE * rule.compute(0, test_seam.flat(played.center()), 0.5)
         played.together() if folder in TOGETHER else played.step(0)
     residual = UNITS[folder] * played.own[0][0]
