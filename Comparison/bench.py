@@ -341,7 +341,8 @@ CASES = {
            ('AGN', '648k parameters, window 10, ', 30000, ['--model=mnist'], 10, {}, (16, 32)))
        for workers in numbers},
     'TCP on loopback': loopback,
-    **{f'TensorFlow on loopback, {size} there and back': partial(there_and_back.measure, model, trips)
+    **{f'TensorFlow on loopback, {size} there and back': partial(
+        there_and_back.measure, model, trips)
        for model, size, trips in (('digits', '38 kB', 6000), ('mnist', '2.6 MB', 300))},
     'Synchronous-SGD, MNIST': partial(large, 'Synchronous-SGD'),
     'Ring-AllReduce, MNIST': partial(large, 'Ring-AllReduce'),
