@@ -13,6 +13,7 @@ from tfdist.scheme import exchange
 from tfdist.synchronous import stamps
 from tfdist.start.quiet import tf
 
+TICKET = 3  # numbers: the stamp of the round; the client; and who has it, see admissions.py
 _SEEDS = 2 ** 32  # NumPy takes no others
 
 
@@ -27,6 +28,18 @@ def sample(seed, step, number, fraction):
     """
     order = np.random.RandomState([seed % _SEEDS, step]).permutation(number)
     return sorted(order[:per_round(number, fraction)].tolist())
+
+
+def in_passes(seed, ticket, number):
+    """Returns the client of a ticket without a round, an int: each once in a pass over all.
+
+    Args:
+      seed: int.
+      ticket: int, the number of the ticket, from 0.
+      number: int, how many clients there are.
+    """
+    passes, place = divmod(ticket, number)
+    return int(np.random.RandomState([seed % _SEEDS, passes]).permutation(number)[place])
 
 
 def per_round(number, fraction):
@@ -123,7 +136,8 @@ class Turn:
     """The client whose ticket a worker holds, and its batches.
 
     Attributes:
-      ticket: int64 [2] `tf.Variable` of the worker: the stamp of the round, and the client.
+      ticket: int64 [3] `tf.Variable` of the worker: the stamp of the round, or without rounds the
+        number of the ticket as a stamp; the client; and what `admissions` tells pushes apart by.
       examples: int64 scalar tensor, how many examples the client has.
       steps: int64 scalar tensor, how many local steps it makes in a round.
       most_steps: int, the most that any client makes.
@@ -141,7 +155,7 @@ class Turn:
           size: int, how many examples each batch has; None if that differs.
         """
         self.most_steps = clients.most_steps
-        self.ticket = exchange.own_variable(tf.zeros([2], tf.int64), 'ticket')
+        self.ticket = exchange.own_variable(tf.zeros([TICKET], tf.int64), 'ticket')
         ticket = self.ticket.read_value()
 
         def read(step, client):
