@@ -44,8 +44,8 @@ class Admissions:
         with tf.device(device):
             # One worker at a time: the graphs of all workers share the section.
             self._section = tf.CriticalSection(shared_name='round')
-            self.tickets = tf.FIFOQueue(-1, tf.int64, shapes=[(clients.TICKET,)],
-                                        shared_name='tickets')
+            self._tickets = tf.FIFOQueue(-1, tf.int64, shapes=[(clients.TICKET,)],
+                                         shared_name='tickets')
             self._admitted = tf.FIFOQueue(-1, tf.int64, shapes=[(clients.TICKET + 2,)],
                                           shared_name='admitted')
             self._closed = tf.FIFOQueue(-1, tf.int64, shapes=[()], shared_name='closed')
@@ -67,16 +67,25 @@ class Admissions:
         return self._table.write(self._state, tf.stack([stamp, number, 0, drawn]))
 
     def shut(self):
-        """Returns an op after which no step is open, and none is left closed but not complete."""
+        """Returns an op after which no step is open, and nothing is left of those before."""
         def locked():
             with tf.control_dependencies([self.open(tf.constant(NONE, tf.int64), 0)]):
                 return tf.constant(0)
 
+        queues = self._tickets, self._closed, self._admitted
         with tf.device(self._device):
             with tf.control_dependencies([self._section.execute(locked)]):
-                sizes = self._closed.size(), self._admitted.size()
-            return tf.group(*[queue.dequeue_many(size).op for queue, size in
-                              zip((self._closed, self._admitted), sizes)])
+                sizes = [queue.size() for queue in queues]
+            return tf.group(*[queue.dequeue_many(size).op for queue, size in zip(queues, sizes)])
+
+    def give_out(self, tickets):
+        """Returns an op that puts tickets into the queue, an int64 [number, 3] tensor."""
+        with tf.device(self._device):
+            return self._tickets.enqueue_many(tickets)
+
+    def say_that_it_is_over(self):
+        """Returns an op that puts a ticket into the queue that says so to all; see `take`."""
+        return self.give_out(self._no_ticket[tf.newaxis])
 
     def begin_life(self):
         """Returns an op with which a worker begins: what its former life held, it gives back.
@@ -95,7 +104,7 @@ class Admissions:
                 # What the former life pushed with it is another push than that of the next holder.
                 again = (held + [0, 0, 1])[tf.newaxis]
                 is_lost = tf.equal(held[0], now) & tf.greater(now, NONE)
-                return self._enqueue(self.tickets, again, is_lost)
+                return self._enqueue(self._tickets, again, is_lost)
 
         with tf.device(self._device):
             return self._section.execute(locked).op
@@ -110,20 +119,22 @@ class Admissions:
         """Waits for a ticket, which this worker holds then.
 
         Returns:
-          The ticket, an int64 [3] tensor; and the stamp of the step that is open, or -1.
+          The ticket, an int64 [3] tensor, [-1, -1, -1] if the run is over; and the stamp of the
+          step that is open, or -1.
         """
         with tf.device(self._device):
             life = self._table.read(self._life)
             with tf.control_dependencies([life]):
-                ticket = self.tickets.dequeue()
+                ticket = self._tickets.dequeue()
 
         def locked():
             held, now = self._table.read(self._mine), self._table.read(self._state[_OPEN])
             is_over = tf.not_equal(self._table.read(self._life), life)
             with tf.control_dependencies([held]):
                 holds = self._table.write(self._mine, tf.where(is_over, held, ticket))
+            goes_back = is_over | tf.equal(ticket[0], NONE)  # which is for all
             with tf.control_dependencies([
-                    holds, self._enqueue(self.tickets, ticket[tf.newaxis], is_over)]):
+                    holds, self._enqueue(self._tickets, ticket[tf.newaxis], goes_back)]):
                 return tf.identity(now)
 
         with tf.device(self._device), tf.control_dependencies([ticket]):

@@ -1,4 +1,4 @@
-"""Rounds: each of their clients has a ticket in a queue, and the chief closes one and opens the next.
+"""Rounds: each client of one has a ticket in a queue; the chief closes it, and opens the next.
 
 A worker takes a ticket, trains the client, and pushes; see admissions.py for what counts then. A
 round is closed when all its clients were admitted, or when its deadline has passed. The deadline
@@ -17,6 +17,7 @@ from tfdist.start import console
 from tfdist.synchronous import succession
 from tfdist.training import sessions, stopping
 from tfdist.start.quiet import tf
+import admissions
 import clients
 
 FLAGS = flags.FLAGS
@@ -26,7 +27,7 @@ flags.DEFINE_float('deadline_secs', 0, 'close a round so many seconds after it b
 flags.DEFINE_integer('buffer', 0, 'K, no rounds: the center moves whenever K clients have come, '
                      'whichever these are (FedBuff); 0: rounds', lower_bound=0)
 _OF_ROUNDS = 'fraction', 'deadline_secs'
-_CLOSE_SECS = 10  # far more than it takes to close the queue
+_END_SECS = 10  # far more than it takes to say that the run is over
 
 
 def check_flags():
@@ -129,15 +130,15 @@ class Chief(tf.train.SessionRunHook):
     def end(self, session):
         """Lets the chief come to its end, for which the others wait."""
         if self._thread:
-            self._thread.join(_CLOSE_SECS)
+            self._thread.join(_END_SECS)
 
 
 class Rounds(Chief):
     """Rounds of the clients that the chief draws.
 
     The chief opens a round, puts the tickets of its clients into the queue, waits until it is
-    closed, and makes the step of the center. At the end it closes the queue: that no more tickets
-    come is how all workers know that the run is over.
+    closed, and makes the step of the center. At the end it puts a ticket into the queue that says
+    to all workers that the run is over.
     """
 
     def make_take(self, scheme, global_step):
@@ -146,27 +147,26 @@ class Rounds(Chief):
             self._take = tf.identity(ticket[0]), tf.identity(now)
 
     def make_open(self, scheme):
-        hparams, tickets = self._hparams, scheme.admissions.tickets
+        hparams, its_admissions = self._hparams, scheme.admissions
         self._sample = functools.partial(clients.sample, hparams.seed, number=hparams.clients,
                                          fraction=hparams.fraction)
         self._clients, self._stamp = tf.placeholder(tf.int64, [None]), scheme.clock.read()
         stamps = tf.fill(tf.shape(self._clients), self._stamp)
         of_all = tf.stack([stamps, self._clients, tf.zeros_like(stamps)], axis=1)
         number = tf.size(self._clients, out_type=tf.int64)
-        with tf.control_dependencies([scheme.admissions.open(self._stamp, number)]):
-            self._open = tickets.enqueue_many(of_all)
+        with tf.control_dependencies([its_admissions.open(self._stamp, number)]):
+            self._open = its_admissions.give_out(of_all)
         self._late = tf.placeholder(tf.int64, [])
-        self._be_content = scheme.admissions.be_content(self._late)
-        self._queue_is_closed, self._close_queue = tickets.is_closed(), tickets.close()
+        self._be_content = its_admissions.be_content(self._late)
+        self._end = its_admissions.say_that_it_is_over()
 
     def take_next(self, session):
-        while True:
-            try:
-                stamp, now = session.run(self._take)
-            except tf.errors.OutOfRangeError:
-                return False
-            if stamp == now:
+        stamp = now = None
+        while stamp != admissions.NONE:
+            stamp, now = session.run(self._take)
+            if stamp == now != admissions.NONE:
                 return True  # otherwise it is left from a round that was closed without it
+        return False
 
     def make_steps(self, session, complete):
         while not self.is_over(session.run(self._ends)):
@@ -179,8 +179,7 @@ class Rounds(Chief):
                 console.say(self._name, f'round {step + 1} is closed after its '
                             f'{self._hparams.deadline_secs:g} s, with {counted} of {len(mine)} '
                             'clients')
-        if not session.run(self._queue_is_closed):
-            session.run(self._close_queue)
+        session.run(self._end)
 
     @contextlib.contextmanager
     def _closed_in_time(self, session, stamp):
