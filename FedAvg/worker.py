@@ -80,7 +80,7 @@ class Scheme(seam.Seam):
 
     tables_stay_on_ps = False  # momentum moves every row, also those that no client reads
     not_recorded = 'which clients a worker gets depends on when it asks'
-    not_simulated = 'its clients take turns on the workers, by tickets'
+    not_compared = 'its clients have the examples, and not its workers'
 
     def __init__(self, network, global_step, hparams, task_index, num_workers, turn):
         """Makes the ops; see the base class. The network has the batches of `turn`."""
@@ -119,7 +119,7 @@ class Scheme(seam.Seam):
         steps = tf.cast(turn.steps, tf.float32)
         self.computed = {name: tf.add_n([each[name] for each in figures]) / steps
                          for name in figures[0]}
-        self.computed['local_steps'] = turn.steps
+        self.computed['local_steps'] = tf.identity(turn.steps)
         self.pushed = exchange.add(center, x, -1)
         self.clock = stamps.Clock(global_step)
         with tf.device(global_step.device):
@@ -206,7 +206,7 @@ def train_clients(_):
         global_step = tf.train.get_or_create_global_step()
         # Distributed: whose examples to train on comes from a queue on a ps, a ticket at a time.
         with tf.device(worker_device):
-            turn = everyone.in_turn()
+            turn = clients.Turn(everyone)
         network = building.Network(model, turn.batches, training_flags.straggler_delay(task_index),
                                    Scheme.tables_stay_on_ps)
         test = evaluation.Test(model, network.at_variables, is_chief, network.tested_values)

@@ -50,7 +50,7 @@ class Worker:
                 tf.get_variable(f'x{i}', initializer=tf.constant(value, tf.float32))
                 for i, value in enumerate(start)]
             with tf.device(device):
-                turn = clients.Clients([np.array(examples)], hparams).in_turn()
+                turn = clients.Turn(clients.Clients([np.array(examples)], hparams))
             left = iter(turn.batches)
 
             def loss_at(values):
@@ -288,7 +288,7 @@ def test_a_batch_has_a_static_shape_where_all_are_as_large():
     def shapes(examples):
         with tf.Graph().as_default():
             return [batch[0].shape.as_list()
-                    for batch in clients_of(examples, epochs=1).in_turn().batches]
+                    for batch in clients.Turn(clients_of(examples, epochs=1)).batches]
 
     assert shapes(12) == [[2], [2]]
     assert shapes(13) == [[None]] * 3
