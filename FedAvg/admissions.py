@@ -15,7 +15,7 @@ from tfdist.start.quiet import tf
 import clients
 
 _OPEN, _NEEDED, _ADMITTED, _DRAWN = _STATE = 0, 1, 2, 3  # keys of the table
-_LIFE = 3  # of a worker's keys: after those of its ticket
+_LIFE = clients.TICKET  # of a worker's keys: after those of its ticket
 NONE = -1
 
 
@@ -137,7 +137,7 @@ class Admissions:
                     holds, self._enqueue(self._tickets, ticket[tf.newaxis], goes_back)]):
                 return tf.identity(now)
 
-        with tf.device(self._device), tf.control_dependencies([ticket]):
+        with tf.device(self._device):
             return ticket, self._section.execute(locked)
 
     def draw(self, global_step):
@@ -197,8 +197,7 @@ class Admissions:
 
         with tf.device(self._device):
             ticket, examples, begun = map(tf.identity, (ticket, examples, step_read))
-            with tf.control_dependencies([ticket, examples, begun]):  # nobody waits inside
-                return self._section.execute(locked)
+            return self._section.execute(locked)  # which waits for these before it locks
 
     def be_content(self, stamp):
         """Returns an op that closes a round, if any push was admitted; else the next closes it.

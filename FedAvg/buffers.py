@@ -26,13 +26,13 @@ def of_age(staleness):
     return 1 / tf.sqrt(1 + tf.cast(staleness, tf.float64))
 
 
-class Buffers(rounds.Chief):
+class Buffers(rounds.Steps):
     """Draws the clients one by one; the chief makes a step of the center of each full buffer."""
 
     def make_take(self, scheme, global_step):
         self._client_of = functools.partial(clients.in_passes, self._hparams.seed,
                                             number=self._hparams.clients)
-        self._draw = [scheme.admissions.draw(global_step), self._ends]
+        self.takes = [scheme.admissions.draw(global_step), *self._ends]
         self._ticket = tf.placeholder(tf.int64, [clients.TICKET])
         self._hold = [scheme.turn.ticket.assign(self._ticket, read_value=False),
                       scheme.admissions.hold(self._ticket)]
@@ -42,9 +42,9 @@ class Buffers(rounds.Chief):
         # A run that goes on draws the clients that come next, about.
         self._open = scheme.admissions.open(stamp, number, stamps.step_of(stamp) * number)
 
-    def take_next(self, session):
+    def take_next(self, session, take):
         while True:
-            number, ends = session.run(self._draw)
+            number, *ends = take()
             if self.is_over(ends):
                 return False
             if number != admissions.NONE:

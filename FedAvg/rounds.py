@@ -37,10 +37,13 @@ def check_flags():
             sys.exit(f'--{name}: it is of rounds, and with --buffer={FLAGS.buffer} there are none.')
 
 
-class Chief(tf.train.SessionRunHook):
+class Steps(tf.train.SessionRunHook):
     """Gives this worker its tickets; in the chief, a thread makes the steps of the center: a hook.
 
     The base class of `Rounds` and of `buffers.Buffers`.
+
+    Attributes:
+      takes: list of what is run to take a ticket.
     """
 
     def __init__(self, scheme, global_step, hparams, task_index):
@@ -70,7 +73,7 @@ class Chief(tf.train.SessionRunHook):
                 self.make_open(scheme)
 
     def make_take(self, scheme, global_step):
-        """Makes the ops with which a worker takes a ticket."""
+        """Makes `takes`, and the ops with which a worker takes a ticket."""
         raise NotImplementedError
 
     def make_open(self, scheme):
@@ -83,7 +86,7 @@ class Chief(tf.train.SessionRunHook):
         What was pushed for a step that is not complete is forgotten, and what is still on its way
         is of an epoch that is over.
         """
-        self._session = session
+        self._session, self._take = session, session.make_callable(self.takes)
         session.run(self._begin_life)
         self._over = self.is_over(session.run(self._ends))
         if self._is_chief:
@@ -108,15 +111,23 @@ class Chief(tf.train.SessionRunHook):
         Returns:
           Whether there is one; otherwise the run is over.
         """
-        if not self._over and self.take_next(self._session):
+        if not self._over and self.take_next(self._session, self._take):
             return True
         self._over = True
         progress.global_step = int(self._session.run(self._step))
         progress.end_at(progress.global_step)
         return False
 
-    def take_next(self, session):
-        """Waits for a ticket, in a `tf.Session`; returns False if the run is over instead."""
+    def take_next(self, session, take):
+        """Waits for a ticket.
+
+        Args:
+          session: `tf.Session`.
+          take: function that runs `takes` in it.
+
+        Returns:
+          Whether there is one; otherwise the run is over.
+        """
         raise NotImplementedError
 
     def _make_all(self, session):
@@ -133,7 +144,7 @@ class Chief(tf.train.SessionRunHook):
             self._thread.join(_END_SECS)
 
 
-class Rounds(Chief):
+class Rounds(Steps):
     """Rounds of the clients that the chief draws.
 
     The chief opens a round, puts the tickets of its clients into the queue, waits until it is
@@ -143,8 +154,7 @@ class Rounds(Chief):
 
     def make_take(self, scheme, global_step):
         ticket, now = scheme.admissions.take()
-        with tf.control_dependencies([scheme.turn.ticket.assign(ticket, read_value=False)]):
-            self._take = tf.identity(ticket[0]), tf.identity(now)
+        self.takes = [ticket[0], now, scheme.turn.ticket.assign(ticket, read_value=False)]
 
     def make_open(self, scheme):
         hparams, its_admissions = self._hparams, scheme.admissions
@@ -160,10 +170,10 @@ class Rounds(Chief):
         self._be_content = its_admissions.be_content(self._late)
         self._end = its_admissions.say_that_it_is_over()
 
-    def take_next(self, session):
+    def take_next(self, session, take):
         stamp = now = None
         while stamp != admissions.NONE:
-            stamp, now = session.run(self._take)
+            stamp, now, _ = take()
             if stamp == now != admissions.NONE:
                 return True  # otherwise it is left from a round that was closed without it
         return False

@@ -562,7 +562,7 @@ def test_a_ticket_that_a_former_life_waits_for_goes_back(workers):
     other.begin()
     assert one.take()
     former = other.session
-    waiting = threading.Thread(target=former.run, args=(other.rounds._take,), daemon=True)
+    waiting = threading.Thread(target=former.run, args=(other.rounds.takes,), daemon=True)
     waiting.start()
     other.new_session()
     other.begin()
