@@ -33,7 +33,8 @@ class Buffers(rounds.Steps):
         self._client_of = functools.partial(clients.in_passes, self._hparams.seed,
                                             number=self._hparams.clients)
         self.takes = [scheme.admissions.draw(global_step), *self._ends]
-        self._ticket = tf.placeholder(tf.int64, [clients.TICKET])
+        with tf.device(scheme.turn.ticket.device):
+            self._ticket = tf.placeholder(tf.int64, [clients.TICKET])
         self._hold = [scheme.turn.ticket.assign(self._ticket, read_value=False),
                       scheme.admissions.hold(self._ticket)]
 

@@ -5,6 +5,8 @@ for a ticket, and when there is one, is played here, as in the `rounds.py` and `
 folder.
 """
 
+import types
+
 from tfdist.model import building
 from tfdist.synchronous import stamps
 from tfdist.training import evaluation
@@ -38,7 +40,7 @@ class Turns:
         read = [shards.to_be_fed(dtype, None) for dtype in everyone.dtypes[2:]]
         self.placeholders = [ticket, self.examples, self.steps, *read]
         self.batches = everyone.packed(read)
-        self.ticket = _Ticket(ticket)
+        self.ticket = types.SimpleNamespace(read_value=lambda: ticket)
         self._held = {}
 
     def make_ops(self, scheme):
@@ -62,15 +64,6 @@ class Turns:
         ticket = self._held[worker]
         return [ticket, *self._everyone.read(ticket[0] % stamps.STEPS, ticket[1])]
 
-
-class _Ticket:
-    """Stands for the variable with the ticket."""
-
-    def __init__(self, tensor):
-        self._tensor = tensor
-
-    def read_value(self):
-        return self._tensor
 
 
 def of_program(program, hparams, number):

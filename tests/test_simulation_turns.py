@@ -98,7 +98,7 @@ def play():
 
 @pytest.mark.parametrize('workers, fraction', [(1000, 1.), (30, 0.2), (1, 0.05)])
 def test_rounds_are_those_of_one_process(play, workers, fraction):
-    """However many workers there are: of a thousand clients, with one to three examples each."""
+    """However many workers there are: of a thousand clients, with two or three examples each."""
     played = play(np.arange(2100) % 13, workers, 3, clients=1000, fraction=fraction,
                   server_learning_rate=0.75)
     x = 8.
