@@ -39,9 +39,9 @@ class Worker:
                 clients=setting['clients'], fraction=setting.get('fraction', 1.),
                 deadline_secs=setting.get('deadline', 0.), buffer=setting.get('buffer', 0))
             one = tf.constant(1, tf.int64)
-            turn = types.SimpleNamespace(
-                most_steps=1, steps=one, examples=one,
-                ticket=exchange.own_variable(tf.zeros([3], tf.int64), 'ticket'))
+            with tf.device(f'/job:worker/task:{task_index}'):
+                ticket = exchange.own_variable(tf.zeros([3], tf.int64), 'ticket')
+            turn = types.SimpleNamespace(most_steps=1, steps=one, examples=one, ticket=ticket)
             self.scheme = program.Scheme(problem, step, hparams, task_index, setting['workers'],
                                          turn)
             self.step_read = self.scheme.pull[0].op.inputs[0].op.name
