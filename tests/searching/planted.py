@@ -295,10 +295,6 @@ PLANTS = {
     'ticket to a former life': Plant(
         'A run of an earlier life takes a ticket, and nobody has it.', *_ADMISSIONS, 'take',
         [('goes_back = is_over |', 'goes_back =')], _A_ROUND, '(lose|start) worker 1$'),
-    'push of a former life': Plant(
-        'A push counts though its ticket was given back.', *_ADMISSIONS, 'admit',
-        [('counts = is_open & tf.reduce_all(tf.equal(ticket, held))', 'counts = is_open')],
-        _A_ROUND, '(lose|start) worker 1$'),
     'push of a former round': Plant(
         'A push counts in the round that is open when it comes.', *_ADMISSIONS, 'admit',
         [('tf.equal(ticket[0], now), tf.zeros_like(now)',
