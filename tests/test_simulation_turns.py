@@ -54,7 +54,7 @@ class Played:
 
         self.player = turns.play(program, self.clients, make_network, hparams, workers)
         cluster = description.Cluster(workers=str(workers), **(said or {}))
-        push = self.player.push
+        push, complete = self.player.push, self.player.complete
 
         def note(worker, one, *args):
             ticket = self.player.source._held[worker]
@@ -62,17 +62,20 @@ class Played:
             self.pushes.append((tuple(ticket), one.step, dict(figures)))
             return figures
 
-        self.player.push, self.centers = note, self.player.center()
+        def completing():
+            step = complete()
+            assert step == len(self.centers)
+            self.centers += self.player.center()
+            return step
+
+        self.player.push, self.player.complete = note, completing
+        self.centers = self.player.center()
         self.clock = Clock()
-        self.record = Record('toy', self.clock, train_steps, 1, self.player.test, 1, self._reach)
+        self.record = Record('toy', self.clock, train_steps, 1, self.player.test, 1)
         self.life = lives.kind_of(self.player)(
             self.clock, cluster, self.player, self.record, [0.] * workers, 1)
         self.crew = Crew(self.clock, cluster, self.life, 1)
         self.clock.run(self.record.goes_on)
-
-    def _reach(self, step):
-        assert step == len(self.centers)
-        self.centers += self.player.center()
 
     def trained(self, x, client, step):
         """Returns what a client makes of x, and how many examples it has, by hand."""
@@ -115,7 +118,7 @@ def test_rounds_are_those_of_one_process(play, workers, fraction):
 @pytest.mark.parametrize('workers, buffer', [(1000, 100), (7, 3), (3, 1)])
 def test_buffers_are_those_of_one_process(play, workers, buffer):
     played = play(np.arange(2100) % 13, workers, 12, clients=1000, buffer=buffer)
-    assert len(played.centers) == 13
+    assert len(played.centers) >= 13
     for step in range(12):
         change = 0
         for (number, client, _), began, figures in played.pushes[step * buffer:][:buffer]:
