@@ -13,6 +13,7 @@ from tfdist.scheme import exchange
 from tfdist.synchronous import stamps
 from tfdist.start.quiet import tf
 
+TICKET = 3  # numbers: the stamp of the round; the client; and who has it, see admissions.py
 _SEEDS = 2 ** 32  # NumPy takes no others
 
 
@@ -27,6 +28,18 @@ def sample(seed, step, number, fraction):
     """
     order = np.random.RandomState([seed % _SEEDS, step]).permutation(number)
     return sorted(order[:per_round(number, fraction)].tolist())
+
+
+def in_passes(seed, ticket, number):
+    """Returns the client of a ticket without a round, an int: each once in a pass over all.
+
+    Args:
+      seed: int.
+      ticket: int, the number of the ticket, from 0.
+      number: int, how many clients there are.
+    """
+    passes, place = divmod(ticket, number)
+    return int(np.random.RandomState([seed % _SEEDS, passes]).permutation(number)[place])
 
 
 def per_round(number, fraction):
@@ -64,7 +77,8 @@ class Clients:
 
     Attributes:
       parts: list of arrays of indices, the examples of each client.
-      most_steps: int, the local steps in a round of the client that makes most.
+      most_steps: int, the local steps in a turn of the client that makes most.
+      dtypes: list of `tf.DType`, of what `read` returns.
     """
 
     def __init__(self, arrays, hparams):
@@ -98,7 +112,10 @@ class Clients:
         self._arrays, self._flat = arrays, [batches.cast(array) for array in flat]
         self._epochs, self._size, self._seed = hparams.epochs, hparams.batch_size, hparams.seed
         self.most_steps = max(self._steps(part) for part in self.parts)
-        self._last = {len(part) % self._size for part in self.parts}  # 0: a whole batch
+        last = {len(part) % self._size for part in self.parts}  # 0: a whole batch
+        self._static = self._size if last == {0} else None
+        self.dtypes = [tf.int64, tf.int64, *(
+            tf.as_dtype(array.dtype) for _ in range(self.most_steps) for array in self._flat)]
 
     def _steps(self, part):
         return self._epochs * math.ceil(len(part) / self._size)
@@ -114,55 +131,52 @@ class Clients:
             random.permutation(part) for _ in range(self._epochs))
                 for begin in range(0, len(part), self._size)]
 
-    def in_turn(self):
-        """Returns a `Turn`, on the device of the scope."""
-        return Turn(self, self._arrays, self._flat, self._size if self._last == {0} else None)
+    def read(self, step, client):
+        """Returns what a client trains on in a turn: the values of a `Turn`, a list of arrays.
+
+        Args:
+          step: int, the number of the round, or without rounds of the ticket.
+          client: int.
+        """
+        mine = self.batches_of(client, step)
+        numbers = np.int64(len(self.parts[client])), np.int64(len(mine))
+        mine += mine[:1] * (self.most_steps - len(mine))
+        return [*numbers, *(array[one] for one in mine for array in self._flat)]
+
+    def packed(self, tensors):
+        """Returns the batches of a `Turn`, of a list of tensors after the first two of `read`."""
+        nests, form = [], tuple(self._arrays) if isinstance(self._arrays, list) else self._arrays
+        for begin in range(0, len(tensors), len(self._flat)):
+            batch = tensors[begin:begin + len(self._flat)]
+            for tensor, array in zip(batch, self._flat):
+                tensor.set_shape((self._static,) + array.shape[1:])
+            nests.append(tf.nest.pack_sequence_as(form, batch))
+        return nests
 
 
 class Turn:
     """The client whose ticket a worker holds, and its batches.
 
     Attributes:
-      ticket: int64 [2] `tf.Variable` of the worker: the stamp of the round, and the client.
+      ticket: int64 [3] `tf.Variable` of the worker: the stamp of the round, or without rounds the
+        number of the ticket as a stamp; the client; and what `admissions` tells pushes apart by.
       examples: int64 scalar tensor, how many examples the client has.
-      steps: int64 scalar tensor, how many local steps it makes in a round.
+      steps: int64 scalar tensor, how many local steps it makes in a turn.
       most_steps: int, the most that any client makes.
       batches: list of nests of tensors [batch, ...], as many as `most_steps`; those after the
         client's last step repeat its first batch.
     """
 
-    def __init__(self, clients, arrays, flat, size):
-        """Makes the ops.
-
-        Args:
-          clients: `Clients`.
-          arrays: the examples, a nest of arrays, whose form each batch has.
-          flat: list of arrays, the same.
-          size: int, how many examples each batch has; None if that differs.
-        """
-        self.most_steps = clients.most_steps
-        self.ticket = exchange.own_variable(tf.zeros([2], tf.int64), 'ticket')
+    def __init__(self, everyone):
+        """Makes the ops, on the device of the scope; takes the `Clients`."""
+        self.most_steps = everyone.most_steps
+        self.ticket = exchange.own_variable(tf.zeros([TICKET], tf.int64), 'ticket')
         ticket = self.ticket.read_value()
-
-        def read(step, client):
-            mine = clients.batches_of(client, step)
-            mine += mine[:1] * (self.most_steps - len(mine))
-            return [np.int64(len(clients.parts[client])),
-                    np.int64(clients._steps(clients.parts[client])),
-                    *(array[one] for one in mine for array in flat)]
-
-        dtypes = [tf.as_dtype(array.dtype) for array in flat]
         self.examples, self.steps, *tensors = tf.py_func(
-            read, [stamps.step_of(ticket[0]), ticket[1]],
-            [tf.int64, tf.int64, *dtypes * self.most_steps])
+            everyone.read, [stamps.step_of(ticket[0]), ticket[1]], everyone.dtypes)
         for number in self.examples, self.steps:
             number.set_shape([])
-        self.batches, form = [], tuple(arrays) if isinstance(arrays, list) else arrays
-        for begin in range(0, len(tensors), len(flat)):
-            batch = tensors[begin:begin + len(flat)]
-            for tensor, array in zip(batch, flat):
-                tensor.set_shape((size,) + array.shape[1:])
-            self.batches.append(tf.nest.pack_sequence_as(form, batch))
+        self.batches = everyone.packed(tensors)
 
 
 def of_model(model, hparams):

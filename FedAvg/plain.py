@@ -13,7 +13,7 @@ class Plain(counterpart.Counterpart):
 
     says = ('tickets and parts are left out: one client has all examples, and each of its windows '
             f'of {_STEPS} local steps is a round, with --server_optimizer=sgd')
-    settings = {'server_optimizer': 'sgd', 'server_learning_rate': 1.}
+    settings = {'server_optimizer': 'sgd', 'server_learning_rate': 1., 'buffer': 0}
 
     def scheme_class(self, program):
         """See the base class: the scheme, which opens and completes a round in each run."""
@@ -26,13 +26,13 @@ class Plain(counterpart.Counterpart):
                     most_steps=_STEPS, steps=tf.constant(_STEPS, tf.int64),
                     examples=tf.constant(1, tf.int64), ticket=None))
 
-            def _make_push(self, network, global_step, in_a_round):
+            def _make_push(self, network, global_step, hparams):
                 stamp = self.clock.read()
-                ticket = tf.stack([stamp, 0])
+                ticket = tf.stack([stamp, 0, 0])
                 with tf.control_dependencies([self.admissions.open(stamp, 1),
                                               self.admissions.hold(ticket)]):
                     self.turn.ticket = types.SimpleNamespace(read_value=lambda: ticket)
-                    super()._make_push(network, global_step, in_a_round)
+                    super()._make_push(network, global_step, hparams)
 
             def _make_complete(self, network, global_step, hparams):
                 super()._make_complete(network, global_step, hparams)

@@ -4,13 +4,18 @@
     take a ticket: a client k, and its round
     x_k <- c                                                                    pull
     epochs times, for each batch of client k:  x_k <- x_k - learning_rate * g(x_k)
-    admission: only if the round is still open
-    G <- sum over those admitted of n_k (c - x_k), by the sum of their n_k      push
+    c - x_k to the ps; then admission: it counts if the round is still open     push
+    G <- sum over those admitted of n_k (c - x_k), by the sum of their n_k
     c <- c - server_learning_rate * G
 
-n_k is how many examples client k has. What this worker keeps: nothing but its ticket, and a client
-keeps nothing from round to round. What it sends, once per client: n_k (c - x_k). See clients.py for
-who has which examples, and rounds.py for the tickets.
+n_k is how many examples client k has. With --buffer=K, FedBuff, there are no rounds: workers take
+the next client as they are free, and whenever K have pushed
+
+    G <- 1 / K * sum over these of (c as it was when k began - x_k) / sqrt(1 + staleness)
+
+What this worker keeps: nothing but its ticket, and a client keeps nothing from turn to turn. What
+it sends, once per client: c - x_k. See clients.py for who has which examples, rounds.py and
+buffers.py for the tickets, admissions.py and pushes.py for what counts.
 
 Brendan McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
 AISTATS 2017, arXiv 1602.05629, algorithm 1.
@@ -29,11 +34,14 @@ from tfdist.cluster import liveness, membership, servers, shutdown
 from tfdist.model import building, model_file
 from tfdist.scheme import exchange, seam, transfer
 from tfdist.start import console
-from tfdist.synchronous import accumulators, stamps
+from tfdist.synchronous import stamps
 from tfdist.training import checkpoints, chief, evaluation, report, sessions, training_flags
 from tfdist.start.quiet import tf
+import admissions
+import buffers
 import clients
 import fedadam
+import pushes
 import rounds
 
 model = model_file.load()
@@ -57,19 +65,22 @@ flags.DEFINE_float('server_momentum', 0.9, 'mu, share of the velocity of the cen
 
 
 class Scheme(seam.Seam):
-    """FedAvg: pull, a client's local steps, admission, push; a step of the center in each round.
+    """FedAvg: pull, a client's local steps, push, admission; a step of the center in each round.
+
+    With --buffer it is FedBuff: a step of the center whenever so many clients have come.
 
     Attributes:
       turn: `clients.Turn`, the client that this worker trains.
-      admissions: `rounds.Admissions`.
-      accumulators: `accumulators.Accumulators`.
-      clock: `stamps.Clock`, of the rounds.
-      closed: int64 [2] tensor, the clients and the examples in the round that `complete` makes.
+      admissions: `admissions.Admissions`.
+      kept: `pushes.Pushes`.
+      clock: `stamps.Clock`, of the steps of the center.
+      counted: int64 [2] tensor, how many clients count in the step that `complete` makes, and how
+        many examples these have.
     """
 
     tables_stay_on_ps = False  # momentum moves every row, also those that no client reads
     not_recorded = 'which clients a worker gets depends on when it asks'
-    not_simulated = 'its clients take turns on the workers, by tickets'
+    not_compared = 'its clients have the examples, and not its workers'
 
     def __init__(self, network, global_step, hparams, task_index, num_workers, turn):
         """Makes the ops; see the base class. The network has the batches of `turn`."""
@@ -82,18 +93,22 @@ class Scheme(seam.Seam):
         """Returns the number of local steps of the client that makes most."""
         return clients.of_model(model, hparams).most_steps
 
+    @staticmethod
+    def clients_per_step(hparams):
+        """Returns how many clients there are to a step of the center, an int."""
+        return hparams.buffer or clients.per_round(hparams.clients, hparams.fraction)
+
     def local_steps_per_count(self, hparams):
-        return clients.per_round(hparams.clients, hparams.fraction) * self.turn.most_steps
+        return self.clients_per_step(hparams) * self.turn.most_steps
 
     def make(self, network, global_step, hparams, task_index, num_workers):
         variables, turn = network.variables, self.turn
-        in_a_round = clients.per_round(hparams.clients, hparams.fraction)
         with tf.device(self.worker_device(task_index)):
             rule = network.local_rule(hparams.learning_rate)  # never kept: each client begins at 0
         self.pull = exchange.pull(variables, global_step)
         center = transfer.to_worker(self.pull[1:])
         x, figures = center, []
-        rule.pulled(self.pull[0], in_a_round)
+        rule.pulled(self.pull[0], self.clients_per_step(hparams))
         for i in range(turn.most_steps):
             gradients, of_batch = network.gradients_at(x)
             # A client with fewer steps stays where it is after its last one.
@@ -104,44 +119,51 @@ class Scheme(seam.Seam):
         steps = tf.cast(turn.steps, tf.float32)
         self.computed = {name: tf.add_n([each[name] for each in figures]) / steps
                          for name in figures[0]}
-        self.computed['local_steps'] = turn.steps
-        self.pushed = [tf.cast(turn.examples, change.dtype) * change
-                       for change in exchange.add(center, x, -1)]
+        self.computed['local_steps'] = tf.identity(turn.steps)
+        self.pushed = exchange.add(center, x, -1)
         self.clock = stamps.Clock(global_step)
-        self.admissions = rounds.Admissions(global_step.device, task_index)
-        self.accumulators = accumulators.Accumulators(variables)
-        self._make_push(network, global_step, in_a_round)
+        with tf.device(global_step.device):
+            worker = self.index_to_feed()
+        self.admissions = admissions.Admissions(global_step.device, worker, hparams.buffer)
+        self.kept = pushes.Pushes(variables, may_be_later=hparams.buffer > 0)
+        self._make_push(network, global_step, hparams)
         self._make_complete(network, global_step, hparams)
 
-    def _make_push(self, network, global_step, in_a_round):
-        """Makes `push`: asks to be admitted once all is on the ps, and then adds it."""
+    def _make_push(self, network, global_step, hparams):
+        """Makes `push`: has all of it kept on the ps, and then asks that it counts."""
+        ticket = self.turn.ticket.read_value()
         arrived = exchange.arrive(transfer.to_ps(self.pushed, network.variables),
                                   network.variables)
-        ticket = self.turn.ticket.read_value()
-        with tf.control_dependencies(arrived):
-            admitted = self.admissions.admit(ticket, self.turn.examples)
+        with tf.control_dependencies(self.kept.keep(arrived, ticket)):
+            counts, staleness = self.admissions.admit(ticket, self.turn.examples, self.pull[0])
         with tf.device(global_step.device):
-            # What is stamped with -1 is older than any round, and is dropped.
-            stamp = tf.where(admitted, ticket[0], -tf.ones_like(ticket[0]))
-            refused = 1 - tf.cast(admitted, tf.float32)
-        pushes = self.accumulators.push(arrived, stamp)
+            refused = 1 - tf.cast(counts, tf.float32)
+        done = [counts]
         if network.state:  # what the model itself assigns becomes the mean over the clients
-            pushes.append(network.state.push((1 - refused) / in_a_round))
-        with tf.control_dependencies(pushes):
+            done.append(network.state.push((1 - refused) / self.clients_per_step(hparams)))
+        with tf.control_dependencies(done):
             self.push = {'global_step': exchange.read(global_step), 'dropped': refused}
+        if hparams.buffer:
+            self.push['staleness'] = staleness
 
     def _make_complete(self, network, global_step, hparams):
-        """Makes `complete`: once a round is closed, the step of the center with its mean."""
+        """Makes `complete`: once it is known who counts, the step of the center."""
         variables = network.variables
-        self.closed = self.admissions.closed
         with tf.device(global_step.device):
-            admitted, examples = tf.unstack(self.closed)
-        # Accumulators give the mean of what was pushed, and n_k stands in it already.
-        means = self.accumulators.take(tf.cast(admitted, tf.int32), admitted)
+            # By clients: in which order they came does not change a rounding.
+            who = tf.gather(self.admissions.closed, tf.argsort(self.admissions.closed[:, 1]))
+            tickets, examples, staleness = tf.split(who, [clients.TICKET, 1, 1], axis=1)
+            self.counted = tf.stack([tf.size(examples, out_type=tf.int64), tf.reduce_sum(examples)])
+            if hparams.buffer:  # by how many, not by the sum of what they count for
+                weights, total = buffers.of_age(staleness[:, 0]), hparams.buffer
+            else:
+                weights = tf.cast(examples[:, 0], tf.float64)
+                total = tf.reduce_sum(weights)
         changes = []
-        for variable, mean in zip(variables, means):
+        for variable, of_all in zip(variables, self.kept.take(tickets, weights)):
             with tf.device(variable.device):
-                changes.append(mean * tf.cast(admitted / examples, mean.dtype))
+                change = of_all / tf.cast(total, of_all.dtype)
+                changes.append(tf.cast(change, variable.dtype.base_dtype))
         with tf.device(global_step.device):
             update = server_optimizer(hparams).apply_gradients(list(zip(changes, variables)))
             with tf.control_dependencies([update]):
@@ -169,6 +191,7 @@ def train_clients(_):
     worker_device = f'/job:worker/task:{task_index}'
     # Distributed: a session waits for all tasks that it sees. These see the ps and this worker.
     config = servers.config(device_filters=['/job:ps', worker_device])
+    rounds.check_flags()
     everyone = clients.of_model(model, FLAGS)
     if is_chief and everyone.most_steps > 50:
         console.say('worker 0', f'a client makes up to {everyone.most_steps} local steps in a '
@@ -183,19 +206,20 @@ def train_clients(_):
         global_step = tf.train.get_or_create_global_step()
         # Distributed: whose examples to train on comes from a queue on a ps, a ticket at a time.
         with tf.device(worker_device):
-            turn = everyone.in_turn()
+            turn = clients.Turn(everyone)
         network = building.Network(model, turn.batches, training_flags.straggler_delay(task_index),
                                    Scheme.tables_stay_on_ps)
         test = evaluation.Test(model, network.at_variables, is_chief, network.tested_values)
         scheme = Scheme(network, global_step, FLAGS, task_index,
                         cluster_spec.num_tasks('worker'), turn)
-        its_rounds = rounds.Rounds(scheme, global_step, FLAGS, task_index)
+        its_steps = (buffers.Buffers if FLAGS.buffer else rounds.Rounds)(
+            scheme, global_step, FLAGS, task_index)
 
     trainer = sessions.Trainer.of(scheme, test)
     # Distributed: worker 0, the chief, saves and tests; another worker does while it is away.
     chief_role = chief.Role(resolver, test)
     # Distributed: the ps end when every worker has said that it is done.
-    hooks = [its_rounds, trainer, chief_role, shutdown.SayDone(resolver)]
+    hooks = [its_steps, trainer, chief_role, shutdown.SayDone(resolver)]
     # Distributed: no silent wait for a ps that does not answer.
     liveness.watch(resolver, over=test.is_over)
     # Distributed: the chief makes or restores the parameters; the others wait for these.
@@ -215,7 +239,7 @@ def train_clients(_):
         while progress.goes_on() and not session.should_stop():
             trainer.train_for_a_second(session, progress, turn.most_steps,
                                        chief_role.now_and_then,
-                                       goes_on=lambda: its_rounds.take(progress))
+                                       goes_on=lambda: its_steps.take(progress))
         progress.done()
         chief_role.at_the_end(session, progress)
 

@@ -1,8 +1,8 @@
 """Lives of workers, as processes in virtual time: one class for each kind of scheme.
 
 The parts of a scheme tell its kind. `sums` make a ring, `complete` a barrier, and a `gate` holds
-workers back; a source of batches may give out tickets. The workers of all other schemes pull,
-compute and push as soon as they are ready.
+workers back; a source of batches may give out tickets, or name a kind of its own, as in `turns`.
+The workers of all other schemes pull, compute and push as soon as they are ready.
 """
 
 import math
@@ -18,6 +18,8 @@ _OVERLAPS = 'overlaps'  # a worker pushes, and computes meanwhile
 
 def kind_of(player):
     """Returns the class of the workers' lives for the scheme of a `player.Player`."""
+    if hasattr(player.source, 'life'):
+        return player.source.life
     if player.scheme.sums:
         return InARing
     if player.scheme.complete is not None:

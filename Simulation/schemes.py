@@ -9,13 +9,22 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def folders():
+    """Returns the names of all folders with schemes to simulate and to compare, sorted."""
+    return [name for name in simulated() if ' not_compared = ' not in _text(ROOT / name)]
+
+
+def simulated():
     """Returns the names of all folders whose workers have a scheme to simulate, sorted."""
     return sorted(path.parent.name for path in ROOT.glob('*/worker.py') if _has_scheme(path)
-                  and ' not_simulated = ' not in path.read_text(encoding='utf-8'))
+                  and ' not_simulated = ' not in _text(path.parent))
+
+
+def _text(folder):
+    return (folder / 'worker.py').read_text(encoding='utf-8')
 
 
 def _has_scheme(path):
-    return 'class Scheme(' in path.read_text(encoding='utf-8')
+    return 'class Scheme(' in _text(path.parent)
 
 
 def asked_for(arguments, flag='scheme'):
@@ -45,7 +54,7 @@ def load(name):
     folder = ROOT / name if (ROOT / name).is_dir() else pathlib.Path(name)
     path = folder / 'worker.py'
     if not folder.is_dir():
-        sys.exit(f'--scheme={name}: there is no such folder. There are {", ".join(folders())}.')
+        sys.exit(f'--scheme={name}: there is no such folder. There are {", ".join(simulated())}.')
     if not path.exists() or not _has_scheme(path):
         sys.exit(f'--scheme={name}: it has no worker.py with a class Scheme: there are no workers '
                  'to simulate.')

@@ -25,6 +25,7 @@ import replay
 import schemes
 import shards
 import timeline
+import turns
 
 FLAGS = flags.FLAGS
 _BY_WORKER = 'straggler', 'liar', 'join_at', 'leave_at'  # flags of programs: worker:number[,...]
@@ -86,6 +87,8 @@ def make_player(program, number, elastic=False, of_model=shards.of_model):
       elastic: bool, whether the scheme itself does not know how many.
       of_model: function of `shards` that makes the source of batches of a scheme without tickets.
     """
+    if hasattr(program, 'clients'):  # the module of the folder: whose examples are not a worker's
+        return turns.of_program(program, FLAGS, number)
     scheme = program.Scheme
     reason = scheme.why_not_simulated(FLAGS)
     if reason:
@@ -130,7 +133,9 @@ class Simulation:
         kind = lives.kind_of(self.player)
         train_steps = FLAGS.train_steps
         if FLAGS.local_steps:
-            an_update = scheme.local_steps(FLAGS) / self.player.pushes
+            an_update = (self.player.scheme.local_steps_per_count(FLAGS)
+                         if kind is turns.InTurns else
+                         scheme.local_steps(FLAGS) / self.player.pushes)
             train_steps = max(1, round(FLAGS.local_steps / an_update
                                        / (number if kind.together else 1)))
         at_steps = elastic and {
@@ -227,7 +232,7 @@ def repeat():
 
 def main(_):
     if not program:
-        sys.exit(f'--scheme= is missing: one of {", ".join(schemes.folders())}, or a path.')
+        sys.exit(f'--scheme= is missing: one of {", ".join(schemes.simulated())}, or a path.')
     _check_flags()
     if order:
         repeat()

@@ -5,6 +5,7 @@ of x - m. So the gradient is x less the mean of the batch; x starts at 8, the le
 """
 
 import re
+import shutil
 import threading
 import types
 
@@ -12,18 +13,18 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tfdist.scheme import local_rules, recipe
+from tfdist.scheme import local_rules, recipe, seam
 from tfdist.scheme.toy import Problem
 
 from conftest import digits, load_program
-from processes import DID, STEP, Tasks, TEST, TESTED, wait_until
+from processes import DID, ROOT, STEP, Tasks, TEST, TESTED, wait_until
 import test_synchronous
 
 FOLDER = 'FedAvg'
 THREE = [0., 4., 16., 0.]  # of three clients the first one has two: 0 and 0, 4, 16
 FLAGS = dict(learning_rate=0.5, batch_size=2, accumulate=1, clients=3, fraction=1., epochs=2,
              classes_per_client=None, server_optimizer='sgd', server_learning_rate=None,
-             server_momentum=0.5, deadline_secs=0., train_steps=10, seed=1)
+             server_momentum=0.5, deadline_secs=0., buffer=0, train_steps=10, seed=1)
 
 
 class Worker:
@@ -32,12 +33,12 @@ class Worker:
     Attributes:
       scheme, rounds: those of worker.py.
       session: a plain session on this worker's server.
-      counted: list of lists, how many clients and examples were in each round; the chief's.
+      counted: list of lists, how many clients and examples were in each step; the chief's.
     """
 
     def __init__(self, cluster, container, task_index, num_workers, examples, hparams, start,
-                 its_recipe=None):
-        self.program, self._config = load_program(FOLDER), cluster.config(task_index)
+                 its_recipe=None, program=None):
+        self.program, self._config = program or load_program(FOLDER), cluster.config(task_index)
         clients = self.program.clients
         self.graph, device = tf.Graph(), f'/job:worker/task:{task_index}'
         hosts = cluster.spec.as_dict()
@@ -49,7 +50,7 @@ class Worker:
                 tf.get_variable(f'x{i}', initializer=tf.constant(value, tf.float32))
                 for i, value in enumerate(start)]
             with tf.device(device):
-                turn = clients.Clients([np.array(examples)], hparams).in_turn()
+                turn = clients.Turn(clients.Clients([np.array(examples)], hparams))
             left = iter(turn.batches)
 
             def loss_at(values):
@@ -62,7 +63,9 @@ class Worker:
             self.scheme = self.program.Scheme(
                 Problem(loss_at, self.variables, its_recipe), global_step, hparams, task_index,
                 num_workers, turn)
-            self.rounds = self.program.rounds.Rounds(self.scheme, global_step, hparams, task_index)
+            kind = (self.program.buffers.Buffers if hparams.buffer
+                    else self.program.rounds.Rounds)
+            self.rounds = kind(self.scheme, global_step, hparams, task_index)
             self._note_what_counts()
             initialize = tf.global_variables_initializer()
             self._initialize_local = tf.local_variables_initializer()
@@ -73,7 +76,7 @@ class Worker:
             self.session.run(initialize)
 
     def _note_what_counts(self):
-        self.counted, make_round = [], self.rounds._make_round
+        self.counted, make_steps = [], self.rounds.make_steps
 
         def noting(session, complete):
             def completing():
@@ -81,9 +84,9 @@ class Worker:
                 self.counted.append(counted.tolist())
                 return step, counted
 
-            make_round(session, completing)
+            make_steps(session, completing)
 
-        self.rounds._make_round = noting
+        self.rounds.make_steps = noting
 
     def new_session(self):
         """Gets a session, as when it is started again; leaves the one before open."""
@@ -99,7 +102,7 @@ class Worker:
 
     def ticket(self):
         """Returns the ticket that it has: the stamp, and the client."""
-        return self.session.run(self.scheme.turn.ticket).tolist()
+        return self.session.run(self.scheme.turn.ticket)[:2].tolist()
 
     def take(self):
         """Takes a ticket; returns whether there is one."""
@@ -123,10 +126,10 @@ def workers(cluster, request):
     """Makes workers that have not begun: so many, with these examples, and changes of the flags."""
     made = []
 
-    def make(number=1, examples=THREE, start=(8.,), its_recipe=None, **changes):
+    def make(number=1, examples=THREE, start=(8.,), its_recipe=None, program=None, **changes):
         container = re.sub(r'[^A-Za-z0-9]', '.', f'clients-{request.node.name}-{len(made)}')
         hparams = types.SimpleNamespace(**dict(FLAGS, **changes))
-        mine = [Worker(cluster, container, i, number, examples, hparams, start, its_recipe)
+        mine = [Worker(cluster, container, i, number, examples, hparams, start, its_recipe, program)
                 for i in range(number)]
         made.extend(mine)
         return mine
@@ -282,10 +285,12 @@ def test_a_client_has_each_of_its_examples_once_in_an_epoch():
 
 
 def test_a_batch_has_a_static_shape_where_all_are_as_large():
+    clients = load_program(FOLDER).clients
+
     def shapes(examples):
         with tf.Graph().as_default():
             return [batch[0].shape.as_list()
-                    for batch in clients_of(examples, epochs=1).in_turn().batches]
+                    for batch in clients.Turn(clients_of(examples, epochs=1)).batches]
 
     assert shapes(12) == [[2], [2]]
     assert shapes(13) == [[None]] * 3
@@ -418,7 +423,8 @@ def test_a_worker_that_died_with_a_ticket_gives_it_back_when_it_begins_again(wor
     one.begin()
     other.begin()
     assert other.take()
-    former, ticket, turn = other.session, other.ticket(), other.scheme.turn
+    former, turn = other.session, other.scheme.turn
+    ticket = former.run(turn.ticket)
     assert ticket[1] == 0
     other.new_session()
     other.begin()
@@ -509,6 +515,234 @@ def test_all_of_the_optimizer_is_in_the_checkpoint(workers, tmp_path):
     assert after.center() == whole[-1]
 
 
+# A push counts in every variable or in none.
+
+def keep_half(worker):
+    """Has the first part of a worker's push kept, and nothing else of it: it dies in between."""
+    first, _ = [op for op in worker.graph.get_operations() if op.type.startswith('QueueEnqueueV2')
+                and op.inputs[0].op.get_attr('shared_name').endswith(b'/pushes')]
+    worker.session.run(first)
+
+
+def test_half_a_push_counts_in_no_variable(workers):
+    """A worker dies while the parts of its push arrive, and its client comes once more."""
+    one, other = workers(2, start=(8., 8.), train_steps=1)
+    one.begin()
+    other.begin()
+    assert other.take() and other.ticket()[1] == 0
+    keep_half(other)
+    other.new_session()
+    other.begin()
+    while one.take():
+        one.train()
+    assert one.session.run(one.variables) == [5.75, 5.75] and one.counted == [[3, 4]]
+
+
+@pytest.mark.parametrize('deadline', [False, True])
+def test_half_a_push_of_one_that_stays_away(workers, deadline):
+    """Until the deadline its client is waited for; then the others count, in both variables."""
+    one, other = workers(2, start=(8., 8.), train_steps=1)
+    one.begin()
+    other.begin()
+    assert other.take() and other.ticket()[1] == 0
+    keep_half(other)
+    for _ in range(2):
+        assert one.take()
+        one.train()
+    assert one.step() == 0
+    if deadline:
+        one.rounds._at_the_deadline(one.session, one.ticket()[0])
+        assert not one.take()
+        assert one.session.run(one.variables) == [9.5, 9.5] and one.counted == [[2, 2]]
+
+
+def test_a_ticket_that_a_former_life_waits_for_goes_back(workers):
+    """Its machine is lost, and a run of it still waits on the ps when it begins again."""
+    one, other = workers(2, train_steps=2)
+    samples(one, (0,), (1, 2))
+    one.begin()
+    other.begin()
+    assert one.take()
+    former = other.session
+    waiting = threading.Thread(target=former.run, args=(other.rounds.takes,), daemon=True)
+    waiting.start()
+    other.new_session()
+    other.begin()
+    one.train()  # the next round begins, and the former life takes a ticket of it
+    waiting.join(60)
+    assert not waiting.is_alive()
+    together_from_here = [one.take() and one.train() for _ in range(2)]
+    assert [figures['dropped'] for figures in together_from_here] == [0, 0]
+    assert not one.take() and one.counted == [[1, 2], [2, 2]]
+    former.close()
+
+
+# FedBuff.
+
+EIGHT = 0, 1, 0, 2, 1, 0, 0, 2  # whose reports come, in this order
+
+
+def begin_turn(worker):
+    """Has a worker take its client, and pull."""
+    assert worker.take()
+    worker.pulled = worker.session.run(worker.scheme.pull)
+
+
+def report(worker):
+    """Has a worker train from what it has pulled, and push; returns the figures of the push."""
+    scheme = worker.scheme
+    pushed = worker.session.run(scheme.pushed, seam.feed(scheme.pull, worker.pulled))
+    return worker.session.run(scheme.push, seam.feed(
+        scheme.pull + scheme.pushed, worker.pulled + pushed))
+
+
+def by_hand(workers, order, ms, steps, **changes):
+    """Each worker trains a client of its own; returns the centers, and the staleness of each."""
+    made = workers(len(ms), examples=ms, clients=len(ms), train_steps=steps, **changes)
+    for i, worker in enumerate(made):
+        worker.rounds._client_of = lambda ticket, i=i: i
+        worker.begin()
+    for worker in made:
+        begin_turn(worker)
+    centers, ages = [], []
+    for i in order:
+        ages.append(int(report(made[i])['staleness']))
+        if len(ages) % changes['buffer'] == 0:
+            wait_until(lambda: made[0].step() == len(ages) // changes['buffer'])
+            centers.append(made[0].center())
+        if len(centers) < steps:
+            begin_turn(made[i])
+    return centers, ages
+
+
+def test_a_buffer_by_hand(workers):
+    """Staleness counts updates, not reports; and the sum is divided by how many there are."""
+    centers, ages = by_hand(workers, EIGHT, [0., 4., 8.], 4, buffer=2)
+    assert ages == [0, 0, 1, 1, 1, 1, 0, 1]
+    assert centers == pytest.approx([3.5, 1.37867966, 0.58318453, 2.12023302], rel=1e-6)
+
+
+def test_a_buffer_whose_pushes_count_alike(workers, monkeypatch):
+    program = load_program(FOLDER)
+    monkeypatch.setattr(program.buffers, 'of_age',
+                        lambda staleness: tf.ones_like(staleness, tf.float64))
+    centers, _ = by_hand(workers, EIGHT, [0., 4., 8.], 4, buffer=2, program=program)
+    assert centers == [3.5, 0.5, -0.625, 2.421875]
+
+
+def test_a_buffer_of_one(workers):
+    assert by_hand(workers, [0] * 4, [0.], 4, buffer=1) == ([2, 0.5, 0.125, 0.03125], [0] * 4)
+
+
+@pytest.mark.parametrize('staleness, weight', [(0, 1), (1, 0.70710678), (3, 0.5), (99, 0.1)])
+def test_what_a_push_counts_for(staleness, weight):
+    buffers = load_program(FOLDER).buffers
+    with tf.Graph().as_default(), tf.Session() as session:
+        assert session.run(buffers.of_age(tf.constant(staleness, tf.int64))) == pytest.approx(
+            weight, rel=1e-7)
+
+
+def test_whose_push_fills_the_buffer_begins_after_the_update(workers):
+    """And so does who comes while the update is made; what has begun may still push."""
+    one, other, third = workers(3, examples=[0., 4., 8.], train_steps=2, buffer=2)
+    may_complete = threading.Event()
+    make_steps = one.rounds.make_steps
+    one.rounds.make_steps = lambda session, complete: make_steps(
+        session, lambda: may_complete.wait(60) and complete())
+    for i, worker in enumerate((one, other, third)):
+        worker.rounds._client_of = lambda ticket, i=i: i
+        worker.begin()
+    for worker in one, other, third:
+        begin_turn(worker)
+    report(one)
+    begin_turn(one)
+    assert one.pulled == [0, 8], 'the buffer is not full'
+    report(other)
+    turn = threading.Thread(target=begin_turn, args=(other,), daemon=True)
+    turn.start()
+    assert report(third) == {'global_step': 0, 'dropped': 0, 'staleness': 1}
+    turn.join(0.5)
+    assert turn.is_alive(), 'the update is still to be made'
+    may_complete.set()
+    turn.join(60)
+    assert other.pulled == [1, 3.5]
+
+
+def test_one_worker_and_a_buffer_of_all_clients_is_a_round_of_all(workers):
+    """Nothing is stale then, and with equal parts all count alike in both."""
+    same = dict(examples=[0., 4., 16., 1.], clients=4, train_steps=3, start=(8., [[1., -2.]]))
+    assert together(workers(1, buffer=4, fraction=0.1, **same))[0] == pytest.approx(
+        together(workers(1, **same))[0], rel=1e-6)
+
+
+def test_each_client_has_its_turn_in_a_pass():
+    clients = load_program(FOLDER).clients
+    drawn = [clients.in_passes(1, ticket, 10) for ticket in range(30)]
+    passes = [drawn[i:i + 10] for i in (0, 10, 20)]
+    assert [sorted(each) for each in passes] == [list(range(10))] * 3
+    assert passes[0] != passes[1] != passes[2]
+    assert drawn == [clients.in_passes(1, ticket, 10) for ticket in range(30)]
+    assert drawn != [clients.in_passes(2, ticket, 10) for ticket in range(30)]
+
+
+def test_many_workers_fill_buffers(workers):
+    """Nobody waits for anybody, and no push is lost, or counts twice."""
+    made = workers(3, np.arange(23.), clients=7, epochs=1, batch_size=3, train_steps=8, buffer=2)
+    together(made)
+    assert [number for number, _ in made[0].counted] == [2] * 8
+    assert made[0].step() == 8
+    left = made[0].session.run(sizes_of_queues(made[0]))
+    assert max(left) <= 3, 'no more than a push of each worker'
+
+
+def sizes_of_queues(worker):
+    """Returns the tensors with how many pushes are kept for each variable."""
+    return [op.outputs[0] for op in worker.graph.get_operations() if op.type == 'QueueSizeV2'
+            and op.inputs[0].op.get_attr('shared_name').endswith(b'/pushes')
+            and not op.control_inputs]
+
+
+def test_a_client_whose_worker_dies_holds_up_no_buffer(workers):
+    """Its push was on the way; what came of that is thrown away with the worker's next one."""
+    one, other = workers(2, examples=[0., 4., 8.], start=(8., 8.), train_steps=3, buffer=1)
+    one.begin()
+    other.begin()
+    assert other.take()
+    keep_half(other)
+    other.new_session()
+    other.begin()
+    for worker in one, other, one:
+        assert worker.take()
+        assert worker.train()['dropped'] == 0
+    assert not one.take() and not other.take() and one.step() == 3
+    assert not any(one.session.run(sizes_of_queues(one)))
+    both = one.session.run(one.variables)
+    assert both[0] == both[1] != 8
+
+
+def test_a_chief_that_begins_again_forgets_half_a_buffer(workers):
+    one, other = workers(2, examples=[0., 4., 8.], train_steps=1, buffer=2)
+    one.begin()
+    other.begin()
+    for worker in one, other:
+        begin_turn(worker)
+    report(one)  # in vain
+    one.session.close()
+    one.new_session()
+    one.begin()
+    assert report(other)['dropped'] == 1, 'it has begun with another chief'
+    assert one.step() == 0
+    for worker in one, other:
+        begin_turn(worker)
+        assert report(worker)['dropped'] == 0
+    assert not one.take() and not other.take() and one.counted == [[2, 2]]
+
+
+def test_a_flag_of_rounds_does_not_go_with_a_buffer(programs):
+    run = programs.run_sh(FOLDER, '--buffer=5', '--deadline_secs=3', WORKERS=1)
+    run.fails('--deadline_secs: it is of rounds, and with --buffer=5 there are none')
+
+
 # Flags and models that do not fit; and a run.
 
 @pytest.mark.parametrize('changes, complaint', [
@@ -566,3 +800,121 @@ def test_a_task_that_is_killed_and_started_again(programs, tmp_path, job, index)
     for task in running.values():
         task.ends_well()
     assert float(running['worker', 0].wait_for(TEST)['accuracy']) > 0.9
+
+
+# A copy of the folder, in which a push of worker 1 is held at one of two moments: while a part of
+# it is on the way, or when it was admitted, and has not heard of it. The chief waits for that.
+HELD = """
+
+import json
+import os
+import pathlib
+import time
+
+from tfdist.start.quiet import tf as _tf
+
+_FOLDER = pathlib.Path(__file__).parent
+_ME = json.loads(os.environ['TF_CONFIG'])['task']['index']
+
+
+def _hold():
+    if _ME:
+        (_FOLDER / 'held').touch()
+    while not (_FOLDER / ('go' if _ME else 'held')).exists():
+        time.sleep(0.01)
+
+
+def _held(value):
+    with _tf.device(f'/job:worker/task:{_ME}'), _tf.control_dependencies([value]):
+        waits = _tf.py_func(_hold, [], [])
+    with _tf.device(value.device), _tf.control_dependencies([waits]):
+        return _tf.identity(value)
+"""
+WHILE = {'pushes': """
+
+_keep = Pushes.keep
+Pushes.keep = lambda self, changes, ticket: _keep(
+    self, [*changes[:-1], _held(changes[-1])], ticket)
+""", 'admissions': """
+
+_admit = Admissions.admit
+
+
+def admit(self, *args):
+    counts, staleness = _admit(self, *args)
+    with _tf.control_dependencies([counts]):
+        return _held(_tf.identity(counts)), staleness
+
+
+Admissions.admit = admit
+"""}
+# Its model: each step takes the mean of the labels, times the learning rate, from both variables.
+SUMS_LABELS = """
+
+def loss_and_accuracy(images, labels):
+    both = [tf.get_variable(f'x{i}', initializer=0.) for i in range(2)]
+    return sum(both) * tf.reduce_mean(tf.cast(labels, tf.float32)), tf.constant(0.)
+"""
+
+
+def copy_of_folder(directory, name):
+    """Returns a copy of the folder, beside the library, in which a client is held in a module."""
+    shutil.copytree(str(ROOT / FOLDER), str(directory / FOLDER),
+                    ignore=shutil.ignore_patterns('__pycache__'))
+    (directory / 'tfdist').symlink_to(ROOT / 'tfdist')
+    for file, text in ('model', SUMS_LABELS), (name, HELD + WHILE[name]):
+        with (directory / FOLDER / f'{file}.py').open('a', encoding='utf-8') as copied:
+            copied.write(text)
+    return directory / FOLDER
+
+
+@pytest.mark.parametrize('moment', [
+    'admissions', pytest.param('pushes', marks=pytest.mark.thorough)])
+def test_a_worker_that_is_killed_in_its_push(programs, tmp_path, moment):
+    """It was admitted, and its push counts; or it was not, and its client comes once more."""
+    folder = copy_of_folder(tmp_path, moment)
+    tasks = Tasks(programs, num_ps=2, num_workers=2, folder=folder, flags=[
+        '--train_steps=2', '--clients=6', '--fraction=0.5', '--epochs=1', '--batch_size=1000',
+        '--learning_rate=1', f'--model_dir={tmp_path / "model"}', '--eval_every_secs=0',
+        '--patience_secs=60'])
+    servers = [tasks.start('ps', i) for i in range(2)]
+    chief, victim = (tasks.start('worker', i) for i in range(2))
+    wait_until((folder / 'held').exists, 'no push is held in', victim)
+    victim.kill()
+    (folder / 'go').touch()
+    if moment == 'admissions':
+        chief.ends_well()
+        again = tasks.start('worker', 1)
+    else:
+        again = tasks.start('worker', 1)
+        chief.ends_well()
+    for task in [again, *servers]:
+        task.ends_well()
+    center = tf.train.load_checkpoint(str(tmp_path / 'model'))
+    clients, expected = load_program(FOLDER).clients, 0
+    labels = digits()[1]
+    for step in range(2):
+        mine = [labels[client::6] for client in clients.sample(1, step, 6, 0.5)]
+        expected -= np.concatenate(mine).mean()
+    for name in 'x0', 'x1':
+        assert center.get_tensor(name) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.thorough
+def test_a_buffer_when_a_worker_stays_away(programs, tmp_path):
+    """Its client holds up nobody; and the chief may be killed, too, and started again."""
+    tasks = Tasks(programs, num_ps=2, num_workers=3, folder=FOLDER, flags=[
+        '--buffer=4', '--train_steps=100', '--log_every_n_steps=100',
+        '--straggler=0:0.005,1:0.005,2:0.005', f'--model_dir={tmp_path}',
+        '--save_checkpoint_secs=1', '--patience_secs=60'])
+    running = {(job, i): tasks.start(job, i) for job, number in (('ps', 2), ('worker', 3))
+               for i in range(number)}
+    for i in 1, 0:
+        running['worker', i].wait_for(STEP)
+        running['worker', i].kill()
+    running['worker', 0] = tasks.start('worker', 0)
+    running['worker', 0].ends_well()
+    assert float(running['worker', 0].wait_for(TEST)['accuracy']) > 0.9
+    running['worker', 1] = tasks.start('worker', 1)
+    for task in running.values():
+        task.ends_well()

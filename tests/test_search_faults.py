@@ -9,10 +9,11 @@ from conftest import ROOT
 from searching import planted, search, story
 
 # The planted faults of `make test`.
-BRIEF = 'token at once', 'tick first', 'no section', 'the average is assigned'
+BRIEF = ('token at once', 'tick first', 'no section', 'the average is assigned',
+         'admitted first')
 # Of each protocol.
 ORDERS = {'barrier': 120, 'turns': 60, 'stopping': 30, 'ssp': 250, 'tickets': 200, 'lock': 400,
-          'members': 300, 'ring': 60, 'pairs': 200}
+          'members': 300, 'ring': 60, 'pairs': 200, 'rounds': 60}
 
 
 def first_failure(protocol, seeds):

@@ -15,7 +15,7 @@ from tfdist.training import checkpoints, chief, report, save_lock, stopping
 
 from processes import ROOT
 from searching import (barrier_orders, lock_orders, members_orders, pairs_orders, ring_orders,
-                       ssp_orders, stopping_orders, tickets_orders, turns_orders)
+                       rounds_orders, ssp_orders, stopping_orders, tickets_orders, turns_orders)
 
 # What is planted: a sentence; the class of the protocol; the object that has the function, and its
 # name; pairs of what stands there and what takes its place; and to find it sooner, the settings and
@@ -32,6 +32,9 @@ _AGREE = ring_orders.agreement
 _EXCHANGE = pairs_orders.Pairs, pairs_orders.pairs, 'exchange'
 _JOIN = barrier.Barrier, '_make_join'
 _TICKETS = tickets_orders.tickets.Tickets
+_FEDAVG, _ROUNDS = rounds_orders.program, rounds_orders.Rounds
+_ADMISSIONS = _ROUNDS, _FEDAVG.admissions.Admissions
+_A_ROUND, _A_BUFFER, _IN_TIME = ([setting] for setting in _ROUNDS.settings[::2])
 _FAST_CHIEF = dict(workers=2, pushes=1, steps=9)  # which completes steps on its own
 _NOBODY = '$'  # fails
 
@@ -284,6 +287,42 @@ PLANTS = {
     'read outside': Plant(
         'The partner is read before its section is entered.', *_EXCHANGE,
         [("tf.CriticalSection(shared_name='replica').execute(add_half)", 'add_half()')]),
+    'admitted first': Plant(
+        'A push is admitted before all of it is on the ps.', _ROUNDS, _FEDAVG.Scheme, '_make_push',
+        [('with tf.control_dependencies(self.kept.keep(arrived, ticket)):',
+          'kept = self.kept.keep(arrived, ticket)\n    with tf.control_dependencies([]):'),
+         ('done = [counts]', 'done = [counts, *kept]')], _A_ROUND),
+    'ticket is kept': Plant(
+        'Who is started again does not give back the ticket that it had.', *_ADMISSIONS,
+        'begin_life', [('is_lost = tf.equal(held[0], now) & tf.greater(now, NONE)',
+                        'is_lost = tf.constant(False)')], _A_ROUND, '(kill|start) worker 1$'),
+    'ticket to a former life': Plant(
+        'A run of an earlier life takes a ticket, and nobody has it.', *_ADMISSIONS, 'take',
+        [('goes_back = is_over |', 'goes_back =')], _A_ROUND, '(lose|start) worker 1$'),
+    'push of a former round': Plant(
+        'A push counts in the round that is open when it comes.', *_ADMISSIONS, 'admit',
+        [('tf.equal(ticket[0], now), tf.zeros_like(now)',
+          'tf.greater(now, NONE), tf.zeros_like(now)')], _IN_TIME, _NOBODY),
+    'parts by client': Plant(
+        'What an earlier life has left of its push counts in the place of the next one.', _ROUNDS,
+        _FEDAVG.pushes.Pushes, 'take',
+        [('tf.equal(kept[:, tf.newaxis], counting)',
+          'tf.equal(kept[:, tf.newaxis, :2], counting[:, :2])')], _A_ROUND,
+        '(kill|start) worker 1$'),
+    'the end for one': Plant(
+        'One worker alone hears that the run is over.', *_ADMISSIONS, 'take',
+        [(' | tf.equal(ticket[0], NONE)', '')], _A_ROUND, _NOBODY),
+    'half a round counts': Plant(
+        'What was admitted with an earlier chief counts with the next one.', *_ADMISSIONS, 'shut',
+        [('self._closed, self._admitted', 'self._closed')], _A_ROUND, '(kill|start) worker 0$'),
+    'begins before the update': Plant(
+        'Who fills the buffer begins again before the update is made.', *_ADMISSIONS, 'draw',
+        [('tf.equal(stamps.step_of(now), global_step.read_value())', 'tf.greater(now, NONE)')],
+        _A_BUFFER, _NOBODY),
+    'thrown away': Plant(
+        'A push that comes just before the update of a buffer is thrown away.', _ROUNDS,
+        _FEDAVG.pushes.Pushes, '_put_back',
+        [('stays = ~counts & ~is_older', 'stays = counts & ~counts')], _A_BUFFER, _NOBODY),
 }
 
 

@@ -19,12 +19,12 @@ import time
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent)]
 
 from searching import (barrier_orders, lock_orders, members_orders, pairs_orders,  # noqa: E402
-                       planted, ring_orders, schedules, ssp_orders, stopping_orders,
-                       tickets_orders, turns_orders)
+                       planted, ring_orders, rounds_orders, schedules, ssp_orders,
+                       stopping_orders, tickets_orders, turns_orders)
 
 PROTOCOLS = [barrier_orders.Barrier, turns_orders.Turns, stopping_orders.Stopping, ssp_orders.Ssp,
              tickets_orders.Tickets, lock_orders.Lock, members_orders.Members, ring_orders.Rings,
-             pairs_orders.Pairs]
+             pairs_orders.Pairs, rounds_orders.Rounds]
 _MOST_OF_A_PLANT = 4000  # schedules
 
 

@@ -21,6 +21,7 @@ _WORDS = {  # by the kind of atom: what is said, of its state, its inputs and it
     'LookupTableRemoveV2': 'removes {state}[{0}]',
     'LookupTableImportV2': 'clears {state}',
     'QueueEnqueueV2': 'puts {0} into {state}',
+    'QueueEnqueueManyV2': 'puts {0} into {state}',
     'QueueDequeueV2': 'takes {made} from {state}',
     'QueueDequeueManyV2': 'takes {made} from {state}',
     'ResourceScatterUpdate': 'sets {state}[{0}] to {1}',

@@ -302,6 +302,10 @@ class World:
         """Stands for `threading.Thread`."""
         return _Thread(self, lambda: target(*args))
 
+    def timer(self, seconds, function, args=()):
+        """Stands for `threading.Timer`."""
+        return _Timer(self, seconds, lambda: function(*args))
+
     def session(self, process):
         return Session(self, process)
 
@@ -309,8 +313,8 @@ class World:
     def patched(self, *places):
         """Puts the world in the place of modules' names `time`, `threading` and `awake_clock`."""
         with contextlib.ExitStack() as stack:
-            shim = types.SimpleNamespace(Thread=self.thread, Event=self.event, Lock=self.lock,
-                                         RLock=threading.RLock)
+            shim = types.SimpleNamespace(Thread=self.thread, Timer=self.timer, Event=self.event,
+                                         Lock=self.lock, RLock=threading.RLock)
             for module in places:
                 for name, value in (('time', self), ('threading', shim), ('awake_clock', self)):
                     if hasattr(module, name):
@@ -547,7 +551,10 @@ class World:
         elif atom.kind == machines.UNLOCK:
             self.locks.pop(atom.state, None)
         elif atom.kind != machines.ARRIVAL:
-            found = self.machine.evaluate(atom.run, atom.feeds, atom.given, run.values)
+            try:
+                found = self.machine.evaluate(atom.run, atom.feeds, atom.given, run.values)
+            except tf.errors.OpError as error:
+                raise ViolationError('an op fails:', f'{atom.name}: {error.message}') from error
             given, made = found[:len(atom.given)], found[len(atom.given):]
             run.values.update(zip(atom.made, made))
         run.finish(atom.number)
@@ -629,6 +636,22 @@ class _Thread:
     def join(self, seconds=1e9):
         if not self._agent.ended:
             self._world.current.wait_for(lambda: self._agent.ended, seconds)
+
+
+class _Timer(_Thread):
+    """A thread that calls a function after some time, unless it is cancelled before."""
+
+    def __init__(self, world, seconds, body):
+        def wait_and_call():
+            world.sleep(seconds)
+            if not self._is_cancelled:
+                body()
+
+        super().__init__(world, wait_and_call)
+        self._is_cancelled = False
+
+    def cancel(self):
+        self._is_cancelled = True
 
 
 class _Event:

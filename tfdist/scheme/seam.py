@@ -86,6 +86,8 @@ class Seam:
         scheme, so that `recorder` cannot record it; None if it does.
       not_simulated: string, why one scheme in one session cannot play all workers, so that the
         simulation leaves it out; None if it can.
+      not_compared: string, why the study of the simulation, in which all workers train on examples
+        of their own, leaves it out; None if it does not.
       hooks: list of `tf.train.SessionRunHook` that the scheme needs.
       tables_stay_on_ps: bool, whether the scheme can leave a table on the ps and read its rows.
         Otherwise each worker has the whole table.
@@ -107,6 +109,7 @@ class Seam:
     exchanges: Optional[list] = None
     not_recorded: Optional[str] = None
     not_simulated: Optional[str] = None
+    not_compared: Optional[str] = None
     asks_for_sums = True
     tables_stay_on_ps = True
 
@@ -184,7 +187,7 @@ class Seam:
         lists = dict.fromkeys(('pull', 'pushed', 'stamps', 'own', 'workers', 'sums', 'hooks',
                                'others'), list)
         optional = dict(gate=Gate, pulls=list, pushes=list, not_recorded=str, not_simulated=str,
-                        finish=dict)
+                        not_compared=str, finish=dict)
         for name, kind in dict(lists, computed=dict, push=dict, **optional).items():
             value = getattr(self, name, None)
             if not isinstance(value, kind) and not (value is None and name in optional):

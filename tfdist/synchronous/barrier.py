@@ -244,17 +244,13 @@ class Barrier(tf.train.SessionRunHook):
 
     def _complete_steps(self, session):
         """Completes steps for all workers, up to the last step."""
-        with sessions.until_it_ends():
+        with sessions.closed_if_it_fails(session):
             step, last_step = session.run(self._step_now), self._train_steps
             ops = [self.complete, self._give_tokens]
             ops += [] if self._last_step is None else [self._last_step]
             complete = session.make_callable(ops)
             while step < last_step:
-                try:
-                    step, _, *rest = complete()
-                except (tf.errors.OpError, RuntimeError):
-                    session.close()  # the chief may be waiting on another ps, for ever
-                    raise
+                step, _, *rest = complete()
                 last_step = min([last_step, *rest])
 
     def end(self, session):

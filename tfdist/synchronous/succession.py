@@ -46,9 +46,5 @@ class Succession:
             time.sleep(0.01)
 
     def _reign(self, session, mark):
-        with sessions.until_it_ends():
-            try:
-                session.run(self._hold, {self._mark: mark})
-            except (tf.errors.OpError, RuntimeError):
-                session.close()  # if a ps failed, the chief may be looking at another, for ever
-                raise
+        with sessions.closed_if_it_fails(session):
+            session.run(self._hold, {self._mark: mark})

@@ -37,6 +37,20 @@ def until_it_ends():
             yield
 
 
+@contextlib.contextmanager
+def closed_if_it_fails(session):
+    """Ends the block as `until_it_ends` does, and closes its `tf.Session` if a run in it fails.
+
+    For another run of that session may be waiting on another ps, for ever.
+    """
+    with until_it_ends():
+        try:
+            yield
+        except (tf.errors.OpError, RuntimeError):
+            session.close()
+            raise
+
+
 def run_in(session, function):
     """Calls `function` with the `tf.Session` of a `tf.train.MonitoredSession`; returns its result.
 

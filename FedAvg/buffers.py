@@ -1,0 +1,60 @@
+"""FedBuff: no rounds. Whoever is ready trains the next client, and a full buffer moves the center.
+
+The center moves when the pushes of --buffer=K clients are there, whichever these are. What began
+at an older center counts less. Nobody waits for anybody: a client whose worker dies is left out
+until its turn comes again, and only who comes while the update of a full buffer is made waits for
+that.
+
+John Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS 2022, arXiv
+2106.06639, algorithm 1.
+"""
+
+import functools
+import time
+
+from tfdist.synchronous import stamps
+from tfdist.start.quiet import tf
+import admissions
+import clients
+import rounds
+
+_LOOK_SECS = 0.005  # far less than a client's training
+
+
+def of_age(staleness):
+    """Returns what pushes count for: 1 / sqrt(1 + staleness), float64, of an int64 tensor."""
+    return 1 / tf.sqrt(1 + tf.cast(staleness, tf.float64))
+
+
+class Buffers(rounds.Steps):
+    """Draws the clients one by one; the chief makes a step of the center of each full buffer."""
+
+    def make_take(self, scheme, global_step):
+        self._client_of = functools.partial(clients.in_passes, self._hparams.seed,
+                                            number=self._hparams.clients)
+        self.takes = [scheme.admissions.draw(global_step), *self._ends]
+        with tf.device(scheme.turn.ticket.device):
+            self._ticket = tf.placeholder(tf.int64, [clients.TICKET])
+        self._hold = [scheme.turn.ticket.assign(self._ticket, read_value=False),
+                      scheme.admissions.hold(self._ticket)]
+
+    def make_open(self, scheme):
+        stamp, number = scheme.clock.read(), self._hparams.buffer
+        # A run that goes on draws the clients that come next, about.
+        self._open = scheme.admissions.open(stamp, number, stamps.step_of(stamp) * number)
+
+    def take_next(self, session, take):
+        while True:
+            number, *ends = take()
+            if self.is_over(ends):
+                return False
+            if number != admissions.NONE:
+                client = self._client_of(ticket=int(number) % stamps.STEPS)
+                session.run(self._hold, {self._ticket: [number, client, self._index]})
+                return True
+            time.sleep(_LOOK_SECS)
+
+    def make_steps(self, session, complete):
+        session.run(self._open)
+        while not self.is_over(session.run(self._ends)):
+            complete()
