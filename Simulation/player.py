@@ -214,7 +214,9 @@ class Player:
 
         Args:
           pushing: list by push of pairs of lists of tensors: to fetch, and that may be fed.
-          computing, keeps, numbers: see `_computations`.
+          computing: list by pull of such pairs.
+          keeps: list by pull of lists of tensors, see `_computations`.
+          numbers: list by pull of lists of ints, see `_computations`.
         """
         pulls = [pull.tensors for pull in self._exchanges(schedule.Pull)]
         needs = [set(_names(parts.needed(*run)[1])) for run in [*computing, *pushing]]

@@ -191,7 +191,9 @@ def _drawn(batch_size, count, num_shards, runs):
     """Draws the batches of several runs of the graph, of any workers.
 
     Args:
-      batch_size, count, num_shards: see `train_batches`.
+      batch_size: int, examples in a batch.
+      count: int, batches in a run.
+      num_shards: int, the number of workers.
       runs: list of triples of ints: the shard, the seed, and the number of the run, from 0 on.
 
     Returns:
