@@ -7,6 +7,7 @@ meanwhile: a session computes without the lock of Python.
 
 import collections
 import concurrent.futures
+import itertools
 import os
 
 
@@ -33,19 +34,22 @@ class Gathering:
     there is enough to do for all.
     """
 
-    def __init__(self, compute, most, threads=None):
+    def __init__(self, compute, most, begin, threads=None):
         """Takes the parts.
 
         Args:
           compute: function of a list of what is asked for that returns the list of results. Several
             threads call it at the same time.
           most: int, how many computations a thread makes in a row.
+          begin: function of the number of a thread, from 1 on, that each thread calls first.
           threads: int, by default one for each processor.
         """
         self._compute, self._most = compute, most
         self._threads = threads or os.cpu_count()
-        self._pool = (concurrent.futures.ThreadPoolExecutor(self._threads - 1)
-                      if self._threads > 1 else None)
+        numbers = itertools.count(1)
+        self._pool = concurrent.futures.ThreadPoolExecutor(
+            self._threads - 1, initializer=lambda: begin(next(numbers))
+        ) if self._threads > 1 else None
         self._waiting, self._running = collections.deque(), []
 
     def add(self, asked):

@@ -2,6 +2,7 @@
 
 import collections
 import os
+import threading
 
 import numpy as np
 from tensorflow.core.protobuf import config_pb2
@@ -11,18 +12,28 @@ from tfdist.start.quiet import tf
 _READ, _ASSIGN = 'ReadVariableOp', 'AssignVariableOp'
 _READING = _READ, 'ResourceGather', 'ResourceGatherNd'
 _LOCKS = 'MutexV2', 'MutexLock', 'ConsumeMutexLock'
-# Of `RunOptions.inter_op_thread_pool`: the calling thread, so that none has to wake up; a thread of
-# the session; and several of them.
-_HERE, _ONE, _SEVERAL = -1, 0, 1
-_FEW = 1000  # ops; in the calling thread they nest, and more of them might overflow its stack
+# Of `RunOptions.inter_op_thread_pool`: the ops run in the calling thread. No other one has to wake
+# up, and they run in one order: on this depends in which order AddN sums up. But they nest, so that
+# very many would overflow the stack.
+_HERE = -1
+_FEW = 1000  # ops
+_THREAD = threading.local()  # its attribute `number`, see `in_thread`
 
 
 def new_session(graph):
-    """Returns a `tf.Session` for parts of a `tf.Graph`."""
+    """Returns a `tf.Session` for parts of a `tf.Graph`.
+
+    It has a pool of a single thread for each processor, for large parts: see `_HERE`.
+    """
     config = tf.ConfigProto(intra_op_parallelism_threads=1)
-    for number in 1, os.cpu_count():
-        config.session_inter_op_thread_pool.add(num_threads=number)
+    for _ in range(os.cpu_count()):
+        config.session_inter_op_thread_pool.add(num_threads=1)
     return tf.Session(graph=graph, config=config)
+
+
+def in_thread(number):
+    """Has the calling thread use a thread of its own in sessions; `number` is an int, from 1 on."""
+    _THREAD.number = number % os.cpu_count()
 
 
 class Part:
@@ -35,7 +46,7 @@ class Part:
       ops: set of the ops that run.
     """
 
-    def __init__(self, session, fetches, may_be_fed=(), places=None, order_matters=True):
+    def __init__(self, session, fetches, may_be_fed=(), places=None):
         """Takes the parts.
 
         Args:
@@ -43,27 +54,36 @@ class Part:
           fetches: list of tensors and ops to fetch.
           may_be_fed: list of tensors that may be fed.
           places: dict of ints by op, the handle of a variable: see `run_for`.
-          order_matters: bool, whether ops that do not wait for each other run in one order only.
         """
         fetches = [session.graph.as_graph_element(fetch) for fetch in fetches]
         self.ops, self.feeds, reads, assigned = planned(fetches, may_be_fed, places or {})
         self._reads = [(tensor.name, place) for tensor, place in reads]
         self._assigned = [place for _, place in assigned]
         given = self.feeds + [tensor for tensor, _ in reads]
-        options = config_pb2.CallableOptions()
-        options.run_options.inter_op_thread_pool = (
-            _HERE if len(self.ops) <= _FEW else _ONE if order_matters else _SEVERAL)
-        options.feed.extend(tensor.name for tensor in given)
-        options.fetch.extend(fetch.name for fetch in fetches if isinstance(fetch, tf.Tensor))
-        options.fetch.extend(tensor.name for tensor, _ in assigned)
-        options.target.extend(fetch.name for fetch in fetches if isinstance(fetch, tf.Operation))
-        # `Session.make_callable` takes twice as long where something is fed.
-        self.run = session._make_callable_from_options(options)
+        self._session, self._options = session, config_pb2.CallableOptions()
+        self._options.feed.extend(tensor.name for tensor in given)
+        self._options.fetch.extend(fetch.name for fetch in fetches if isinstance(fetch, tf.Tensor))
+        self._options.fetch.extend(tensor.name for tensor, _ in assigned)
+        self._options.target.extend(
+            fetch.name for fetch in fetches if isinstance(fetch, tf.Operation))
         self._given = [(tensor.name, tensor.dtype.as_numpy_dtype) for tensor in given]
+        self._here = len(self.ops) <= _FEW
+        self._runs = {0: self._callable(_HERE if self._here else 0)}
+
+    def _callable(self, pool):
+        """Returns a function that runs the part in one of the session's pools of threads."""
+        options = config_pb2.CallableOptions()
+        options.CopyFrom(self._options)
+        options.run_options.inter_op_thread_pool = pool
+        # `Session.make_callable` takes twice as long where something is fed.
+        return self._session._make_callable_from_options(options)
 
     def __call__(self, values):
         """Returns the list of values; `values` has those to be fed, by the tensors' names."""
-        return self.run(*[np.asarray(values[name], dtype) for name, dtype in self._given])
+        number = 0 if self._here else getattr(_THREAD, 'number', 0)
+        if number not in self._runs:
+            self._runs[number] = self._callable(number)
+        return self._runs[number](*[np.asarray(values[name], dtype) for name, dtype in self._given])
 
     def run_for(self, values, kept):
         """Runs the part with a worker's values in place of those of variables.

@@ -120,7 +120,8 @@ class Player:
         self._center = self._clocks = None
         self._make_parts()
         steps = sum(piece.local_steps for piece in self.pieces if piece.what == 'computes')
-        self._gathering = Gathering(self._compute_all, max(1, _STEPS_IN_A_ROW // steps))
+        self._gathering = Gathering(self._compute_all, max(1, _STEPS_IN_A_ROW // steps),
+                                    parts.in_thread)
 
     def _exchanges(self, kind):
         return [each for each in self.scheme.exchanges if isinstance(each, kind)]
@@ -142,9 +143,8 @@ class Player:
             after.append(parts.made_again(scheme.pull, pushed, 'center_after'))
         return after
 
-    def _part(self, fetches, may_be_fed=(), order_matters=True):
-        return Part(self.session, fetches, may_be_fed, self._own and self._own.places,
-                    order_matters)
+    def _part(self, fetches, may_be_fed=()):
+        return Part(self.session, fetches, may_be_fed, self._own and self._own.places)
 
     def _make_parts(self):
         """Makes the parts that are run again and again."""
@@ -214,7 +214,9 @@ class Player:
 
         Args:
           pushing: list by push of pairs of lists of tensors: to fetch, and that may be fed.
-          computing, keeps, numbers: see `_computations`.
+          computing: list by pull of such pairs.
+          keeps: list by pull of lists of tensors, see `_computations`.
+          numbers: list by pull of lists of ints, see `_computations`.
         """
         pulls = [pull.tensors for pull in self._exchanges(schedule.Pull)]
         needs = [set(_names(parts.needed(*run)[1])) for run in [*computing, *pushing]]
@@ -227,7 +229,7 @@ class Player:
         self._read = self._part([self.scheme.pull[i] for i in taken], self._given)
         self._pulls = [
             _Pull(_names(tensors[i] for i in taken if i < len(tensors)), sizes[:len(tensors)],
-                  self._part(*run, not self.computes_later) if run[0] else None, _names(kept), each)
+                  self._part(*run) if run[0] else None, _names(kept), each)
             for tensors, run, kept, each in zip(pulls, computing, keeps, numbers)]
 
     def begin(self, worker, own=None):

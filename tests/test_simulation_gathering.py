@@ -202,17 +202,18 @@ def test_tensors_made_again_come_after_what_they_wait_for():
 
 @pytest.mark.parametrize('threads', [1, 2, 5])
 def test_all_that_is_asked_for_is_made_once(threads):
-    made = []
+    made, begun = [], []
 
     def compute(several):
         made.extend(several)
         return [one * 10 for one in several]
 
-    gathered = gathering.Gathering(compute, 3, threads)
+    gathered = gathering.Gathering(compute, 3, begun.append, threads)
     several = [gathered.add(number) for number in range(40)]
     assert several[7].result() == 70
     assert [one.result() for one in several] == [number * 10 for number in range(40)]
     assert sorted(made) == list(range(40))
+    assert sorted(begun) == list(range(1, len(begun) + 1)) and len(begun) < threads
     gathered.close()
 
 
@@ -221,7 +222,7 @@ def test_nothing_is_made_before_there_is_need_or_enough(threads):
     """In vain it would be, if the run ends before."""
     made = []
     gathered = gathering.Gathering(lambda several: [made.append(one) for one in several], 4,
-                                   threads)
+                                   print, threads)
     for number in range(11):
         gathered.add(number)
     assert not made
@@ -233,7 +234,7 @@ def test_a_failure_is_that_of_who_asks(threads):
     def compute(several):
         raise SystemExit(f'The data of {several[0]} cannot be read.')
 
-    gathered = gathering.Gathering(compute, 2, threads)
+    gathered = gathering.Gathering(compute, 2, print, threads)
     several = [gathered.add(number) for number in range(9)]
     with pytest.raises(SystemExit, match=r'^The data of \d cannot be read\.$'):
         several[0].result()

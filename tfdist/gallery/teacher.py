@@ -10,6 +10,7 @@ and real runs get the very same batches, with either TensorFlow.
 """
 
 import functools
+import threading
 
 from absl import flags
 import numpy as np
@@ -34,12 +35,18 @@ INPUTS = 'inputs', 'labels', 'probabilities'  # what an exported model calls the
 CLASSES = 10
 UNITS = 128  # hidden, of the teacher and of the student
 _EXAMPLES, _TEST, _MEAN = range(3)  # what is drawn
+_THREAD = threading.local()  # its attributes are the generator of a thread, and its first state
 
 
 def _generator(what, number, step=0):
-    """Returns a `np.random.Generator` that depends on nothing but these three ints."""
-    key = np.array([number % 2 ** 64, what], np.uint64)
-    return np.random.Generator(np.random.Philox(key=key, counter=[0, step, 0, 0]))
+    """Returns the `np.random.Generator` of this thread, set by nothing but these three ints."""
+    if not hasattr(_THREAD, 'random'):  # to make one takes much longer than to set it
+        _THREAD.random = np.random.Generator(np.random.Philox(0))
+        _THREAD.state = _THREAD.random.bit_generator.state
+    _THREAD.state['state'] = {'key': np.array([number % 2 ** 64, what], np.uint64),
+                              'counter': np.array([0, step, 0, 0], np.uint64)}
+    _THREAD.random.bit_generator.state = _THREAD.state
+    return _THREAD.random
 
 
 @functools.lru_cache(maxsize=None)
@@ -82,7 +89,12 @@ def examples(normals, uniforms):
     """
     dimension = FLAGS.teacher_dimension
     hidden, out = teacher(dimension)
-    logits = np.maximum(normals @ hidden, 0) @ out / FLAGS.teacher_noise
+    logits = np.empty(normals.shape[:-1] + out.shape[-1:])
+    for batch in np.ndindex(normals.shape[:-2]):  # one by one they stay in the cache
+        units = normals[batch] @ hidden
+        units += np.abs(units)  # twice what np.maximum(units, 0) is, and without branches
+        logits[batch] = (units * 0.5) @ out
+    logits /= FLAGS.teacher_noise
     odds = np.exp(logits - logits.max(axis=-1, keepdims=True))
     sums = np.cumsum(odds, axis=-1)
     labels = np.sum(sums[..., :-1] < (uniforms * sums[..., -1])[..., np.newaxis], axis=-1)
@@ -179,7 +191,9 @@ def _drawn(batch_size, count, num_shards, runs):
     """Draws the batches of several runs of the graph, of any workers.
 
     Args:
-      batch_size, count, num_shards: see `train_batches`.
+      batch_size: int, examples in a batch.
+      count: int, batches in a run.
+      num_shards: int, the number of workers.
       runs: list of triples of ints: the shard, the seed, and the number of the run, from 0 on.
 
     Returns:
