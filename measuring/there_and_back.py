@@ -1,4 +1,4 @@
-"""What TensorFlow carries between two workers and a ps if nothing else is to be done."""
+"""What TensorFlow carries between workers and a ps if nothing else is to be done."""
 
 import multiprocessing
 import statistics
@@ -10,26 +10,38 @@ from tfdist.start import ports
 
 # Of the network for MNIST: weights and biases of each layer.
 _SHAPES = [[784, 500], [500], [500, 500], [500], [500, 10], [10]]
-BYTES = 4 * sum(int(np.prod(shape)) for shape in _SHAPES)
+
+
+def _bytes(shapes):
+    return 4 * sum(int(np.prod(shape)) for shape in shapes)
+
+
+BYTES = _bytes(_SHAPES)
 _WARM_UP = 20  # trips that do not count
 
 
-def measure(trips=300):
-    """Has each of two workers fetch the parameters, and send as much back, again and again.
+def measure(trips=300, shapes=None, workers=2):
+    """Has each worker fetch the parameters, and send as much back, again and again.
+
+    Args:
+      trips: int, how often.
+      shapes: list of lists of ints, of the parameters; None: those of the network for MNIST.
+      workers: int.
 
     Returns:
-      Dict of figures: trips/s, and MB/s both ways of both workers.
+      Dict of figures: trips/s, and MB/s both ways of all workers.
     """
-    free = ports.free_ports(3)
-    with multiprocessing.get_context('spawn').Pool(3) as pool:
-        pool.apply_async(_serve, (free, None))
-        rates = [pool.apply_async(_serve, (free, worker, trips)) for worker in range(2)]
+    free, shapes = ports.free_ports(1 + workers), shapes or _SHAPES
+    with multiprocessing.get_context('spawn').Pool(1 + workers) as pool:
+        pool.apply_async(_serve, (free, None, shapes))
+        rates = [pool.apply_async(_serve, (free, worker, shapes, trips))
+                 for worker in range(workers)]
         rates = [rate.get(TIME_LIMIT) for rate in rates]
     return {'trips/s of each worker': statistics.mean(rates),
-            'MB/s': sum(rates) * 2 * BYTES / 1e6}
+            'MB/s': sum(rates) * 2 * _bytes(shapes) / 1e6}
 
 
-def _serve(free, worker, trips=0):
+def _serve(free, worker, shapes, trips=0):
     """Is a ps if `worker` is None, else a worker that makes trips; returns the trips/s."""
     from tfdist.start.quiet import tf
     hosts = [f'localhost:{port}' for port in free]
@@ -40,7 +52,7 @@ def _serve(free, worker, trips=0):
         server.join()
     with tf.device('/job:ps/task:0'):
         variables = [tf.get_variable(f'x{i}', shape, initializer=tf.zeros_initializer())
-                     for i, shape in enumerate(_SHAPES)]
+                     for i, shape in enumerate(shapes)]
         read = [variable.read_value() for variable in variables]
     with tf.device(f'/job:worker/task:{worker}'):
         there = [tf.identity(value) for value in read]
