@@ -291,6 +291,9 @@ def main(arguments):
     print('\n' + '\n'.join(f'{number}. {text}' for number, text in
                            enumerate(answer.sentences(), 1)))
     print(f'\n    {answer.best["command"]}\n')
+    if cluster.hosts > 1 and answer.best['ps'] + answer.best['workers'] > 1:
+        say('that is for one machine; on the cluster each worker gets these flags, as '
+            'docs/several-machines.md says')
     (place / 'answer.json').write_text(json.dumps(answer.as_json(), indent=1) + '\n',
                                        encoding='utf-8')
     drawn = answer.draw(place / 'accuracy.png')

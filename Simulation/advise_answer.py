@@ -2,6 +2,7 @@
 
 import math
 import os
+import shlex
 import statistics
 
 import matplotlib
@@ -22,7 +23,7 @@ _LOOKS_AS = 'Non-Distributed-Setup'  # one process, in the picture
 _LINES = {'out of the ps': 'the line out of the ps', 'into the ps': 'the line into the ps',
           'updates': 'updates on the ps'}
 HEADER = ['', 'window', 'step size', 'workers', 'ps', None, 'local steps/s', 'limited by',
-          'test accuracy']
+          'accuracy in the end']
 
 
 def in_time(value):
@@ -117,8 +118,9 @@ class Answer:
         examples = [float(row['target_examples' if row['target_seconds'] != '' else 'examples'])
                     for row in rows]
         local_steps = statistics.mean(examples) / self._space.batch_size
-        accuracies = [float(row['accuracy']) for row in rows if row['accuracy'] != '']
         reached = bool(self._goal.target) and len(times) == len(rows)
+        # Other seeds end soon after the target, and so the first one tells what comes in the end.
+        whole = [row for row in rows[:1 if self._goal.target else None] if row['accuracy'] != '']
         entry = {
             'scheme': config.scheme, 'window': config.window, 'workers': config.workers,
             'ps': config.ps, flag: float(size), 'step_size': float(size), 'seeds': len(rows),
@@ -126,7 +128,7 @@ class Answer:
             'from': min(times) * low if reached else None,
             'to': max(times) * high if reached else None,
             'reached': len(times) if self._goal.target else None,
-            'accuracy': statistics.mean(accuracies) if accuracies else None,
+            'accuracy': statistics.mean(float(row['accuracy']) for row in whole) if whole else None,
             'loss': statistics.mean(float(row['loss'] or 'nan') for row in rows),
             'local_steps': local_steps, 'local_steps_per_second': clock['rate'],
             'staleness': clock.get('staleness', 0), 'computes': clock.get('computes', 1),
@@ -156,8 +158,9 @@ class Answer:
         script = self._folder.of(config.scheme) / 'run.sh'
         if schemes.ROOT in script.parents:
             script = script.relative_to(schemes.ROOT)
-        words = [*(f'{name}={value}' for name, value in numbers.items()), 'bash', str(script)]
-        return flags, numbers, ' '.join([*words, *flags])
+        words = [*(f'{name}={value}' for name, value in numbers.items()), 'bash',
+                 *map(shlex.quote, [str(script), *flags])]
+        return flags, numbers, ' '.join(words)
 
     @staticmethod
     def _rank(entry):
@@ -180,6 +183,8 @@ class Answer:
 
     def _when(self, entry):
         """Returns the cell of a time, with its interval; or how it ended."""
+        if entry['reached'] and entry['seconds'] is None:
+            return f'{entry["reached"]} of {entry["seeds"]} seeds'
         if entry['seconds'] is None:
             return f'never in {in_time(entry["curve"][-1][0])}' if entry['curve'] else 'never'
         return f'{entry["seconds"]:.3g} ({entry["from"]:.3g} to {entry["to"]:.3g})'
@@ -294,7 +299,7 @@ class Answer:
     def _method(self):
         search, seeds = self._search, min(entry['seeds'] for entry in self.entries)
         said = (f'This is of {len(self._space.rows)} settings, of which the clock alone ruled out '
-                f'{len(search.too_slow)}, and of {len(search.found)} simulations with gradients; ')
+                f'{len(search.too_slow)}, and of {search.number} simulations with gradients; ')
         said += (f'step sizes were chosen with seed 1, and the times are of seeds 1 to {seeds}, '
                  if seeds > 1 else 'step sizes were chosen with the only seed there was time for, ')
         return said + ('all on the one test set of the model: the interval is of these seeds and '

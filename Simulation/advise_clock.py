@@ -57,13 +57,8 @@ class Silent:
 
     source = None
 
-    def __init__(self, player, window=None):
-        """Looks at one round of a player.
-
-        Args:
-          player: `player.Player`.
-          window: int, the local steps of a round; None: those of the player.
-        """
+    def __init__(self, player):
+        """Looks at one round of a `player.Player`."""
         self.scheme, self.hparams, self.pushes = player.scheme, player.hparams, player.pushes
         self.pushes_first, self.parameters = player.pushes_first, player.parameters
         player.begin(0)
@@ -79,7 +74,7 @@ class Silent:
                         for number in range(self.pushes)]
         self._pieces, self._built = player.pieces, sum(
             piece.local_steps for piece in player.pieces if piece.what == 'pushes')
-        self.begin_with(window or self._built, 1)
+        self.begin_with(self._built, 1)
 
     @property
     def push_bytes(self):

@@ -31,7 +31,7 @@ SEEDS = 1, 2, 3
 BEST = 5  # how many are answered
 _TESTS = 25
 _LEAST_CONFIGS, _MOST_CONFIGS = 4, 40
-_START, _ROUND = 1.5, 0.0002  # seconds: to begin a simulation, and for a local step beside TensorFlow
+_START, _ROUND = 1.5, 0.0002  # seconds to begin a simulation, and in a local step beside the model
 _ENOUGH = .8, .5  # shares of a scheme's highest rate that may be enough, if they need less
 _MORE = 1.6  # local steps in place of those to the target, for other seeds
 
@@ -152,6 +152,7 @@ class Search:
       found: dict by `Trial` of dicts by seed of pairs: a row, and the number of its rung.
       too_slow: list of `Config` that the clock rules out.
       too_long: set of `Config` of which even a round takes too long to simulate.
+      number: int, how many simulations it had.
       is_stopped: bool, whether it was stopped before its end.
     """
 
@@ -170,7 +171,7 @@ class Search:
         self._seconds, self._jobs, self._then = seconds * jobs, jobs, then
         self._cost = _ROUND + 1 / space.rate(ONE)  # seconds that a local step takes to simulate
         self.found, self.is_stopped = collections.defaultdict(dict), False
-        self.too_slow, self.too_long = [], set()
+        self.too_slow, self.too_long, self.number = [], set(), 0
         self._lock = threading.RLock()
 
     def run(self):
@@ -213,6 +214,7 @@ class Search:
         def keep(trial, row):
             with self._lock:
                 self.found[trial][seed] = row, rung
+                self.number += 1
                 self._then()
 
         self._simulations.run(asked, keep)
@@ -294,13 +296,18 @@ class Search:
         # Where nothing is as fast as one process, all are simulated to when they may be there.
         longer = max(1, self._space.rate(ONE) / fastest) if self._goal.target else 1
         for number, rung in enumerate(RUNGS):
-            affordable = self._afford(rung.share, max(1, len(trials)))
-            horizon = (self._horizon * min(1, (1 + number) / len(RUNGS)) if self._goal.within
-                       else self._horizon * rung.horizon * longer)
-            most = math.inf if self._goal.within else rung.steps * self._needed
-            self._simulate(trials, lambda trial: min(
-                self._space.rate(trial.config) * horizon, most, affordable), number)
+            horizon, most = self._horizon * rung.horizon * longer, rung.steps * self._needed
+            if self._goal.within:
+                horizon, most = self._goal.within * (1 + number) / len(RUNGS), math.inf
+            wanted = {trial: min(self._space.rate(trial.config) * horizon, most)
+                      for trial in trials}
+            # Where there is no time for all of that, all get the same share of it.
+            share = self._afford(rung.share, len(trials)) * len(trials) / sum(wanted.values())
+            self._simulate(trials, lambda trial, wanted=wanted, share=min(1, share):
+                           wanted[trial] * share, number)
             trials = self._next(trials)
+            if not trials:
+                break
 
     def _next(self, trials):
         """Returns the trials of the next rung: the best of these, and some like them."""

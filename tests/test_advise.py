@@ -1,4 +1,4 @@
-"""The advisor: what it is told, the clock alone, the search where the answer is known, the answer."""
+"""The advisor: what it is told, the clock alone, the search where one knows the answer."""
 
 import collections
 import json
