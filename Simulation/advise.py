@@ -199,7 +199,7 @@ def search(options, folder, cluster, costs, path, place, goal):
     names, seconds = _names(options, folder), 60 * options.minutes
     deadline = time.monotonic() + seconds
     with advise_clock.Oracle(options.jobs, cluster, path) as oracle:
-        say(f'{cluster.words()}: asks the clock about {len(names)} schemes')
+        say(f'{cluster.words()}: asks the clock about {len(names)} scheme{"s" * (len(names) > 1)}')
         answers, left_out = _ask_the_clock(oracle, folder, names)
         space = advise_search.Space(answers, costs, goal)
         say(f'{len(space.rows)} settings, of {min(row["rate"] for row in space.rows.values()):.3g}'
