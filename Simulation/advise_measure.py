@@ -36,10 +36,13 @@ def _of_steps(folder):
       SystemExit: with its complaint.
     """
     for name in _TIMED:
-        done = subprocess.run(
-            [sys.executable, str(HERE / 'advise_steps.py'), f'--scheme={folder.of(name)}',
-             *folder.flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False,
-            timeout=_TIME_LIMIT, universal_newlines=True)
+        try:
+            done = subprocess.run(
+                [sys.executable, str(HERE / 'advise_steps.py'), f'--scheme={folder.of(name)}',
+                 *folder.flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False,
+                timeout=_TIME_LIMIT, universal_newlines=True)
+        except subprocess.TimeoutExpired:
+            sys.exit(f'Local steps cannot be timed: that takes more than {_TIME_LIMIT} s.')
         if not done.returncode:
             return json.loads(done.stdout.splitlines()[-1])
     complaint = done.stderr.strip().splitlines() or ['it ended']

@@ -113,6 +113,14 @@ def _update(_):
             'parameters': silent.parameters, 'pull': silent.pull_bytes, 'push': silent.push_bytes}
 
 
+def _guarded(function, asked):
+    """Returns what a function returns; a pool would wait forever for a copy that exits."""
+    try:
+        return function(asked)
+    except SystemExit as error:
+        raise RuntimeError(str(error)) from error
+
+
 def main(_):
     """Prints a dict of figures: by threads and batch size, and of an update."""
     import simulate
@@ -121,8 +129,8 @@ def main(_):
     asked = [*((number, batch) for number in threads), (1, max(1, batch // 2)), (1, 2 * batch)]
     # A process has one pool of threads that compute, so each gets a copy of this process.
     with multiprocessing.get_context('fork').Pool(1, maxtasksperchild=1) as pool:
-        steps = pool.map(_steps, asked, chunksize=1)
-        update = pool.apply(_update, (None,))
+        steps = pool.map(functools.partial(_guarded, _steps), asked, chunksize=1)
+        update = pool.apply(_guarded, (_update, None))
     print(json.dumps({
         'batch': batch, 'steps': [dict(figures, threads=number, batch=size)
                                   for (number, size), figures in zip(asked, steps)],
