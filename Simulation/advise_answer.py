@@ -109,7 +109,8 @@ class Answer:
 
         Args:
           trial: `advise_search.Trial`.
-          low, high: floats, by how much shorter and longer it takes with costs at their limits.
+          low: float, by how much shorter it takes with the costs at their lowest.
+          high: float, by how much longer with the costs at their highest.
         """
         rows = [row for _, (row, _) in sorted(self._search.found[trial].items())]
         times = [float(row['target_seconds']) for row in rows if row['target_seconds'] != '']

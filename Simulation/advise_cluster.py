@@ -166,7 +166,8 @@ class Cluster:
 
         Args:
           costs: `advise_costs.Costs`.
-          workers, ps: ints.
+          workers: int.
+          ps: int.
           stages: int, how many an exchange of the scheme has, see `processors`.
           is_ring: bool, whether the workers sum up around a ring; then there is no ps.
           at: string, which of the costs to take, see `Costs.get`.
@@ -215,7 +216,8 @@ class Cluster:
         Args:
           step: float, seconds of a local step of a fast worker.
           variation: float, see `advise_costs.MEANINGS`.
-          workers, places: ints. Workers take places in turn.
+          workers: int.
+          places: int, how many hosts there are for them, which they take in turn.
         """
         def one(factor):
             mean = advise_costs.time(step * factor)

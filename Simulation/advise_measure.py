@@ -136,9 +136,10 @@ def _of_exchanges(folder, step, carried, say):
     """Returns the figures of an exchange, a dict.
 
     Args:
-      folder, say: see `measure`.
+      folder: see `measure`.
       step: float, seconds of a local step.
       carried: int, the bytes of a pull and a push.
+      say: see `measure`.
     """
     say('trains with one worker and one ps')
     run, work = _really_run(folder, 'HogWild', step + _ROUND, WORKERS='1', PS='1')

@@ -24,14 +24,14 @@ Goal = collections.namedtuple('Goal', 'target within')
 # A share of the time; how far to simulate: by the virtual time that one process takes to the
 # target, and by the local steps that it takes, whichever is less.
 Rung = collections.namedtuple('Rung', 'share horizon steps')
-RUNGS = Rung(.3, 1, 1.5), Rung(.2, 2, 3), Rung(.15, 3, 6)
+RUNGS = Rung(.3, 1, 1.5), Rung(.25, 2, 3), Rung(.2, 3, 6)
 ONE = Config(ALONE, 1, 1, 0)
 _OF_ONE, _OF_A_ROUND = .15, .1  # shares of the time, the second one at most
 SEEDS = 1, 2, 3
 BEST = 5  # how many are answered
 _TESTS = 25
-_LEAST_CONFIGS, _MOST_CONFIGS = 4, 40
-_START, _ROUND = 1.5, 0.0002  # seconds to begin a simulation, and in a local step beside the model
+_LEADERS, _LIKE_IT = 3, 2  # of so many schemes, so many settings like the best one are tried next
+_START, _ROUND = 1., 0.0002  # seconds to begin a simulation, and in a local step beside the model
 _ENOUGH = .8, .5  # shares of a scheme's highest rate that may be enough, if they need less
 _MORE = 1.6  # local steps in place of those to the target, for other seeds
 
@@ -172,6 +172,7 @@ class Search:
         self._cost = _ROUND + 1 / space.rate(ONE)  # seconds that a local step takes to simulate
         self.found, self.is_stopped = collections.defaultdict(dict), False
         self.too_slow, self.too_long, self.number = [], set(), 0
+        self._steps = collections.Counter()  # the local steps of the first seed, by trial
         self._lock = threading.RLock()
 
     def run(self):
@@ -215,6 +216,8 @@ class Search:
             with self._lock:
                 self.found[trial][seed] = row, rung
                 self.number += 1
+                if seed == SEEDS[0]:
+                    self._steps[trial] = int(row['examples']) / self._space.batch_size
                 self._then()
 
         self._simulations.run(asked, keep)
@@ -279,50 +282,57 @@ class Search:
         """Returns the trials of the first rung."""
         orders = [[config for config in self._space.in_order(scheme)]
                   for scheme in self._possible()]
-        each = _START + self._cost * RUNGS[0].steps * self._needed
-        number = int(RUNGS[0].share * self._seconds / 3 / each)
-        number = min(_MOST_CONFIGS, max(_LEAST_CONFIGS, number))
         configs = [order[place] for place in range(max(map(len, orders), default=0))
                    for order in orders if place < len(order)
                    and (place == 0 or order[place] not in self.too_slow)]
-        return [Trial(config, exponent) for config in configs[:number]
+        return [Trial(config, exponent) for config in configs
                 for exponent in self._space.exponents(config)]
 
     def _halve(self):
         trials = self._first()
-        if not trials:
-            return
-        fastest = max(self._space.rate(trial.config) for trial in trials)
+        fastest = max((self._space.rate(trial.config) for trial in trials), default=1)
         # Where nothing is as fast as one process, all are simulated to when they may be there.
         longer = max(1, self._space.rate(ONE) / fastest) if self._goal.target else 1
         for number, rung in enumerate(RUNGS):
             horizon, most = self._horizon * rung.horizon * longer, rung.steps * self._needed
             if self._goal.within:
                 horizon, most = self._goal.within * (1 + number) / len(RUNGS), math.inf
+            # Who has come to the target has nothing more to show.
+            left = [trial for trial in trials
+                    if trial not in self.found or self.worth(trial)[0] or self._goal.within]
             wanted = {trial: min(self._space.rate(trial.config) * horizon, most)
-                      for trial in trials}
-            # Where there is no time for all of that, all get the same share of it.
-            share = self._afford(rung.share, len(trials)) * len(trials) / sum(wanted.values())
-            self._simulate(trials, lambda trial, wanted=wanted, share=min(1, share):
-                           wanted[trial] * share, number)
-            trials = self._next(trials)
-            if not trials:
+                      for trial in self._affordable(left, rung)}
+            if not wanted:
                 break
+            # Where there is no time for all of that, all get the same share of it.
+            share = min(1, self._afford(rung.share, len(wanted)) * len(wanted)
+                        / sum(wanted.values()))
+            steps = {trial: share * each for trial, each in wanted.items()
+                     if share * each > self._steps[trial]}
+            self._simulate(list(steps), steps.get, number)
+            trials = self._next(trials)
+
+    def _affordable(self, trials, rung):
+        """Returns the first ones of a list of trials, as many as a rung has time for."""
+        each = _START + self._cost * min(rung.steps * self._needed, self._afford(rung.share, BEST))
+        return trials[:max(BEST, int(rung.share * self._seconds / each))]
 
     def _next(self, trials):
-        """Returns the trials of the next rung: the best of these, and some like them."""
+        """Returns trials for the next rung: the best of these, and some like them, best first."""
         its = {trial.config for trial in trials}
         ranked = [trial for trial in self.ranked() if trial.config in its]
         kept = ranked[:max(BEST, len(ranked) // 3)]
-        found = [each for trial in kept[:BEST] for each in self._space.around(trial)]
-        found += kept[BEST:]
+        leaders = collections.OrderedDict()
+        for trial in kept:
+            leaders.setdefault(trial.config.scheme, trial)
+        around = [self._space.around(trial)[1:] for trial in kept]
         known = {trial.config for trial in self.found}
-        leaders = list(collections.OrderedDict((trial.config.scheme, trial)
-                                               for trial in kept).values())[:3]
-        for trial in leaders:
-            others = [config for config in self._space.in_order(trial.config.scheme)
-                      if config not in known and config not in self.too_slow]
-            found += [Trial(config, trial.exponent) for config in others[:2]]
+        others = [[Trial(config, trial.exponent)
+                   for config in self._space.in_order(trial.config.scheme)
+                   if config not in known and config not in self.too_slow][:_LIKE_IT]
+                  for trial in list(leaders.values())[:_LEADERS]]
+        found = [*kept, *sum(around[:_LEADERS], []), *sum(others, []),
+                 *sum(around[_LEADERS:BEST], [])]
         return list(collections.OrderedDict.fromkeys(found))
 
     def best(self):

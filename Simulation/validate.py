@@ -162,7 +162,8 @@ def costs_of_ring(step, run, work, more):
 
     Args:
       step: float, seconds of a local step.
-      run, work: floats, seconds of a run of two workers, and of processors in it.
+      run: float, seconds of a run of two workers.
+      work: float, seconds of processors in that.
       more: float, seconds of processors in a run of three workers.
     """
     hop_work = max(0., more - work) / 2

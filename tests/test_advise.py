@@ -262,8 +262,8 @@ def test_a_cluster_on_which_nothing_happens(toy):  # noqa: F811
 class Invented:
     """Stands for `advise_simulations.Simulations`: each local step is worth as much as any other.
 
-    But for the step size: with the exponent 1 a target takes 400 local steps, and twice as many with
-    each one farther from that.
+    But for the step size: with the exponent 1 a target takes 400 local steps, and twice as many
+    with each one farther from that.
     """
 
     def __init__(self, rates, deadline=None):
@@ -274,7 +274,7 @@ class Invented:
         self.is_stopped = True
 
     def run(self, asked, then):
-        for trial, name, flags in asked:
+        for trial, _, flags in asked:
             if time.monotonic() > self.deadline:
                 return
             self.asked.append((trial, flags))
@@ -309,13 +309,14 @@ def answers_of(toy, costs, tmp_path, text, names):  # noqa: F811
     return found
 
 
+TARGET = Goal(0.95, None)
 NAMES = 'HogWild', 'AGN', 'Synchronous-SGD', 'Local-SGD'
 
 
 @pytest.fixture
 def searched(toy, tmp_path):  # noqa: F811
     """A function that searches on a cluster; returns the search, and what was simulated."""
-    def make(text, costs, goal=Goal(0.95, None), seconds=60, names=NAMES):
+    def make(text, costs, goal=TARGET, seconds=60, names=NAMES):
         space = Space(answers_of(toy, costs, tmp_path, text, names), costs, goal)
         invented = Invented(space.rows)
         search = Search(space, invented, goal, seconds, 2)
@@ -343,7 +344,8 @@ def test_on_a_slow_link_windows_win(searched):
 
 def test_without_latency_synchronous_is_as_good(searched):
     search, _ = searched('5 hosts, 1 core, 100Gbit, 0.01ms',
-                         costs_of(step_1_thread=10e-3, one_process=10e-3, exchange=1e-4))
+                         costs_of(step_1_thread=10e-3, one_process=10e-3, exchange=1e-4),
+                         seconds=2000)
     found = rates(search)
     assert found['Synchronous-SGD'] == pytest.approx(found['HogWild'], rel=0.1)
     assert found['HogWild'] > 3.5 * found[ALONE]
@@ -352,8 +354,8 @@ def test_without_latency_synchronous_is_as_good(searched):
 
 def test_with_a_straggler_asynchronous_wins(searched):
     search, _ = searched('5 hosts, 1 core, 1Gbit, 1ms, 1 slow by 5',
-                         costs_of(step_1_thread=1., step_2_threads=1., one_process=1.), seconds=20000,
-                         names=('HogWild', 'Synchronous-SGD'))
+                         costs_of(step_1_thread=1., step_2_threads=1., one_process=1.),
+                         seconds=20000, names=('HogWild', 'Synchronous-SGD'))
     first = search.best()[0].config
     assert first.scheme == 'HogWild' and first.workers == 4
     found = search._space.rows
@@ -385,7 +387,6 @@ def test_what_is_simulated(searched):
     first = [flags for _, flags in invented.asked[:3]]
     assert [flags['learning_rate'] for flags in first] == ['0.0333', '0.1', '0.3']
     assert all(flags['step'] == '1ms' and flags['workers'] == '1' for flags in first)
-    assert 0 < len(search.found) < len(search._space.rows)
 
 
 def test_a_budget_bounds_it(searched):
@@ -411,10 +412,10 @@ def test_who_stops_it_gets_what_there_is(toy, tmp_path):  # noqa: F811
             if len(self.asked) > 10:
                 raise KeyboardInterrupt
 
-    costs, goal = costs_of(), Goal(0.95, None)
-    space = Space(answers_of(toy, costs, tmp_path, FOUR, NAMES), costs, goal)
+    costs = costs_of()
+    space = Space(answers_of(toy, costs, tmp_path, FOUR, NAMES), costs, TARGET)
     stopped = Stopped(space.rows)
-    search = Search(space, stopped, goal, 60, 2)
+    search = Search(space, stopped, TARGET, 60, 2)
     search.run()
     assert search.is_stopped and stopped.is_stopped and search.best()
 
@@ -471,7 +472,7 @@ def answered(searched, tmp_path):
         search, _ = searched(text, costs)
         folder = advise_folders.Folder('HogWild', [], tmp_path)
         return advise_answer.Answer(search, search._space, Told(search._space.rows), folder,
-                                    advise_cluster.Cluster(text), costs, Goal(0.95, None))
+                                    advise_cluster.Cluster(text), costs, TARGET)
     return make
 
 
