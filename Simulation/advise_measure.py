@@ -17,7 +17,6 @@ from measuring.results import machine
 import advise_costs
 from advise_costs import Costs, Figure
 import advise_folders
-from advise_steps import spread
 import validate
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -69,8 +68,8 @@ def _really_run(folder, name, seconds, *flags, **env):
       **env: strings, such as WORKERS='2'.
 
     Returns:
-      Triple of the seconds of a run of its train op, see `advise_steps.spread`; and the processor
-      seconds in it.
+      Triple of the seconds of a run of its train op, the mean and the least and largest of three
+      parts; and the processor seconds in it.
     """
     count = min(_MOST_RUNS, max(_LEAST_RUNS, int(_SECONDS / seconds)))
     with tempfile.TemporaryDirectory() as directory:
@@ -78,11 +77,12 @@ def _really_run(folder, name, seconds, *flags, **env):
                        f'--notes_dir={directory}', f'--log_every_n_steps={10 ** 9}', **env)
         notes = runs.notes_in(directory)
     found = validate.measured(notes, run.work)
-    times = [after - before for note in notes for before, after in
-             zip(note['times'][runs.WARM_UP:], note['times'][runs.WARM_UP + 1:])]
-    middle, (_, low, high) = found['run_s'], spread(times)
+    middle, times = found['run_s'], notes[0]['times'][runs.WARM_UP:]
+    # Of each third: single times are too coarse.
+    ends = [len(times) * i // 3 for i in range(3)] + [len(times) - 1]
+    parts = [(times[end] - times[begin]) / (end - begin) for begin, end in zip(ends, ends[1:])]
     # A run that was too short for its processor times is said to have worked all the time.
-    return (middle, min(low, middle), max(high, middle)), found['work_s'] or middle
+    return (middle, min(*parts, middle), max(*parts, middle)), found['work_s'] or middle
 
 
 def _the_same(value, how):
@@ -125,8 +125,8 @@ def measure(folder, say):
     step = its_own[0]['step'][0]
     found.update(_of_exchanges(folder, step, timed['pull'] + timed['push'], say))
     found.update(_of_rings(folder, step, say))
-    about = (f'Measured on {machine()}, {time.strftime("%Y-%m-%d")}: medians, and the least and '
-             f'largest of three parts of each measurement. The model is that of {folder.path}, '
+    about = (f'Measured on {machine()}, {time.strftime("%Y-%m-%d")}: each figure, and its least and '
+             f'largest value in three parts of the measurement. The model is that of {folder.path}, '
              f'with the flags {" ".join(folder.flags) or "of its folder"}. Edit what you know '
              'better, and give the file back with --costs=.')
     return Costs(found, folder.identity, about)

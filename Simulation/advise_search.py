@@ -32,6 +32,7 @@ BEST = 5  # how many are answered
 _TESTS = 25
 _LEADERS, _LIKE_IT = 3, 2  # of so many schemes, so many settings like the best one are tried next
 _START, _ROUND = 1., 0.0002  # seconds to begin a simulation, and in a local step beside the model
+_PROCESS = 2.  # seconds until the process for a scheme has begun
 _ENOUGH = .8, .5  # shares of a scheme's highest rate that may be enough, if they need less
 _MORE = 1.6  # local steps in place of those to the target, for other seeds
 
@@ -168,7 +169,8 @@ class Search:
           then: function to call after each simulation.
         """
         self._space, self._simulations, self._goal = space, simulations, goal
-        self._seconds, self._jobs, self._then = seconds * jobs, jobs, then
+        self._seconds, self._wall, self._then = seconds * jobs, seconds, then
+        self._deadline = simulations.deadline
         self._cost = _ROUND + 1 / space.rate(ONE)  # seconds that a local step takes to simulate
         self.found, self.is_stopped = collections.defaultdict(dict), False
         self.too_slow, self.too_long, self.number = [], set(), 0
@@ -184,7 +186,7 @@ class Search:
         except KeyboardInterrupt:
             self.is_stopped = True
             self._simulations.stop()
-        self.is_stopped |= time.monotonic() > self._simulations.deadline
+        self.is_stopped |= time.monotonic() > self._deadline
 
     def _afford(self, share, number):
         """Returns how many local steps each of so many simulations can have, an int.
@@ -193,12 +195,13 @@ class Search:
         """
         return max(20, int((self._seconds * share / number - _START) / self._cost))
 
-    def _simulate(self, trials, local_steps, rung=0, seed=1):
+    def _simulate(self, trials, local_steps, share, rung=0, seed=1):
         """Simulates.
 
         Args:
           trials: list of `Trial`.
           local_steps: function of a trial that returns how many, a number.
+          share: float, of the time of the search, after which none begins.
           rung: int, how far they go.
           seed: int.
         """
@@ -220,7 +223,7 @@ class Search:
                     self._steps[trial] = int(row['examples']) / self._space.batch_size
                 self._then()
 
-        self._simulations.run(asked, keep)
+        self._simulations.run(asked, keep, self._deadline - (1 - share) * self._wall)
 
     def worth(self, trial):
         """Returns how good a trial is with the first seed, see `worth`."""
@@ -245,20 +248,22 @@ class Search:
                     self._space.local_steps)
         trials = [Trial(ONE, exponent) for exponent in self._space.exponents(ONE)]
         while trials:
-            self._simulate(trials, lambda _: steps)
+            self._simulate(trials, lambda _: steps, _OF_ONE)
             known = [trial for trial in self.found if trial.config == ONE]
             if not known:
                 break
             trials = [trial for trial in self._space.around(self._best_of(known))
                       if trial not in self.found]
-            if time.monotonic() > self._simulations.deadline:
+            if time.monotonic() > self._deadline - (1 - _OF_ONE) * self._wall:
                 break
         best = [self.found[trial][1][0] for trial in self.ranked()[:1]]
         if best and best[0]['accuracy'] == '' and self._goal.target:
             sys.exit("The model's test has no accuracy: ask for the least loss within a time, such "
                      'as --within=10.')
         reached = best and best[0]['target_examples']
-        self._needed = float(reached) / self._space.batch_size if reached else steps
+        # Where it takes longer to begin a simulation than to make it, it may as well be longer.
+        self._needed = max(float(reached) / self._space.batch_size if reached else steps,
+                           _START / self._cost / 2)
         self._horizon = self._goal.within or self._needed / rate
 
     def _possible(self):
@@ -293,7 +298,9 @@ class Search:
         fastest = max((self._space.rate(trial.config) for trial in trials), default=1)
         # Where nothing is as fast as one process, all are simulated to when they may be there.
         longer = max(1, self._space.rate(ONE) / fastest) if self._goal.target else 1
+        over = _OF_ONE
         for number, rung in enumerate(RUNGS):
+            over += rung.share
             horizon, most = self._horizon * rung.horizon * longer, rung.steps * self._needed
             if self._goal.within:
                 horizon, most = self._goal.within * (1 + number) / len(RUNGS), math.inf
@@ -309,13 +316,20 @@ class Search:
                         / sum(wanted.values()))
             steps = {trial: share * each for trial, each in wanted.items()
                      if share * each > self._steps[trial]}
-            self._simulate(list(steps), steps.get, number)
+            self._simulate(list(steps), steps.get, over, number)
             trials = self._next(trials)
 
     def _affordable(self, trials, rung):
         """Returns the first ones of a list of trials, as many as a rung has time for."""
         each = _START + self._cost * min(rung.steps * self._needed, self._afford(rung.share, BEST))
-        return trials[:max(BEST, int(rung.share * self._seconds / each))]
+        left, begun, found = rung.share * self._seconds, set(), []
+        for trial in trials:
+            left -= each + _PROCESS * (trial.config.scheme not in begun)
+            begun.add(trial.config.scheme)
+            if left < 0 and len(found) >= BEST:
+                break
+            found.append(trial)
+        return found
 
     def _next(self, trials):
         """Returns trials for the next rung: the best of these, and some like them, best first."""
@@ -357,4 +371,4 @@ class Search:
             return min(whole, _MORE * float(row['target_examples']) / self._space.batch_size)
 
         for seed in SEEDS[1:]:
-            self._simulate(best, local_steps, len(RUNGS), seed)
+            self._simulate(best, local_steps, 1, len(RUNGS), seed)

@@ -31,7 +31,7 @@ class Simulations:
     """Runs simulations. A context manager: at its end no process is left.
 
     Attributes:
-      deadline: float, the time of `time.monotonic` after which no simulation begins.
+      deadline: float, the time of `time.monotonic` at which the search is to be over.
       left_out: dict by scheme of strings, why it could not be simulated.
       number: int, how many simulations have been made, or were in the file.
     """
@@ -44,13 +44,14 @@ class Simulations:
         self._lock, self._idle, self._all = threading.Lock(), collections.OrderedDict(), set()
         self._is_over = False
 
-    def run(self, asked, then):
+    def run(self, asked, then, until):
         """Runs simulations.
 
         Args:
           asked: list of triples (key, scheme, dict of strings by flags); the first ones first.
           then: function of a key and a row, see `experiments.Table`, to call after each of those
             that there was time for; in any thread.
+          until: float, the time of `time.monotonic` after which none begins.
         """
         groups = collections.OrderedDict()
         for key, name, flags in asked:
@@ -64,7 +65,7 @@ class Simulations:
             name, group = piece
             try:
                 for key, flags in group:
-                    row = self._row(name, flags)
+                    row = self._row(name, flags, until)
                     if row is not None:
                         then(key, row)
             except SystemExit as error:
@@ -73,10 +74,10 @@ class Simulations:
 
         experiments.for_each(work, pieces, self._jobs)
 
-    def _row(self, name, flags):
+    def _row(self, name, flags, until):
         """Returns the row of a simulation, or None if there is no time for it."""
         row = self._table.row(name, flags)
-        if row is None and not self._is_over and time.monotonic() < self.deadline:
+        if row is None and not self._is_over and time.monotonic() < until:
             process = self._process(name)
             row = self._table.simulate(process, flags)
             with self._lock:

