@@ -193,7 +193,9 @@ class Search:
 
         The `share` is of the time of the search.
         """
-        return max(20, int((self._seconds * share / number - _START) / self._cost))
+        # At least as many as take half of the time in which a simulation begins.
+        return int(max(20, (self._seconds * share / number - _START) / self._cost,
+                       _START / self._cost / 2))
 
     def _simulate(self, trials, local_steps, share, rung=0, seed=1):
         """Simulates.
@@ -248,7 +250,8 @@ class Search:
                     self._space.local_steps)
         trials = [Trial(ONE, exponent) for exponent in self._space.exponents(ONE)]
         while trials:
-            self._simulate(trials, lambda _: steps, _OF_ONE)
+            # The first ones in any case: all that follows depends on them.
+            self._simulate(trials, lambda _: steps, _OF_ONE if self.found else 1)
             known = [trial for trial in self.found if trial.config == ONE]
             if not known:
                 break
