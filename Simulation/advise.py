@@ -197,7 +197,6 @@ def search(options, folder, cluster, costs, path, place, goal):
       SystemExit: if nothing could be simulated.
     """
     names, seconds = _names(options, folder), 60 * options.minutes
-    deadline = time.monotonic() + seconds
     with advise_clock.Oracle(options.jobs, cluster, path) as oracle:
         say(f'{cluster.words()}: asks the clock about {len(names)} scheme{"s" * (len(names) > 1)}')
         answers, left_out = _ask_the_clock(oracle, folder, names)
@@ -205,10 +204,11 @@ def search(options, folder, cluster, costs, path, place, goal):
         say(f'{len(space.rows)} settings, of {min(row["rate"] for row in space.rows.values()):.3g}'
             f' to {max(row["rate"] for row in space.rows.values()):.3g} local steps/s')
         with advise_simulations.Simulations(
-                folder, place / 'simulated.csv', options.jobs, deadline) as simulations:
+                folder, place / 'simulated.csv', options.jobs,
+                time.monotonic() + seconds) as simulations:
             progress = Progress(space, simulations, goal)
             progress.search = advise_search.Search(
-                space, simulations, goal, deadline - time.monotonic(), options.jobs, progress)
+                space, simulations, goal, seconds, options.jobs, progress)
             progress.search.run()
             progress.end()
         left_out.update(simulations.left_out)

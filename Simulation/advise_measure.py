@@ -125,10 +125,11 @@ def measure(folder, say):
     step = its_own[0]['step'][0]
     found.update(_of_exchanges(folder, step, timed['pull'] + timed['push'], say))
     found.update(_of_rings(folder, step, say))
-    about = (f'Measured on {machine()}, {time.strftime("%Y-%m-%d")}: each figure, its '
-             'least and its largest value in three parts of the measurement. The model is that of '
-             f'{folder.path}, with the flags {" ".join(folder.flags) or "of its folder"}. Edit what you know '
-             'better, and give the file back with --costs=.')
+    flags = ' '.join(folder.flags) or 'of its folder'
+    about = (f'Measured on {machine()}, {time.strftime("%Y-%m-%d")}: each figure, its least and '
+             'its largest value in three parts of the measurement. The model is that of '
+             f'{folder.path}, with the flags {flags}. Edit what you know better, and give the '
+             'file back with --costs=.')
     return Costs(found, folder.identity, about)
 
 

@@ -573,7 +573,7 @@ def test_it_advises(tmp_path):
     """Really simulated, on a hopeless network: stay. A second start has it all in its files."""
     costs_of(one_process=0.25e-3, step_1_thread=0.1e-3).write(tmp_path / 'costs.json')
     arguments = (f'--results_dir={tmp_path}', f'--costs={tmp_path / "costs.json"}', '--jobs=1',
-                 '--schemes=AGN', '--minutes=0.5', '--target=0.8',
+                 '--schemes=AGN', '--minutes=0.2', '--target=0.8',
                  '--cluster=3 hosts, 1 core, 1Mbit, 1s')
     status, lines = start(*arguments)
     assert status == 0, lines
