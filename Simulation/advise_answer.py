@@ -131,6 +131,7 @@ class Answer:
             'reached': len(times) if self._goal.target else None,
             'accuracy': statistics.mean(float(row['accuracy']) for row in whole) if whole else None,
             'loss': statistics.mean(float(row['loss'] or 'nan') for row in rows),
+            'simulated_seconds': float(rows[0]['seconds']),
             'local_steps': local_steps, 'local_steps_per_second': clock['rate'],
             'staleness': clock.get('staleness', 0), 'computes': clock.get('computes', 1),
             'limited_by': limited_by(clock),
@@ -184,15 +185,18 @@ class Answer:
 
     def _when(self, entry):
         """Returns the cell of a time, with its interval; or how it ended."""
+        if not self._goal.target:
+            return f'{entry["simulated_seconds"]:.3g}'
         if entry['reached'] and entry['seconds'] is None:
             return f'{entry["reached"]} of {entry["seeds"]} seeds'
         if entry['seconds'] is None:
-            return f'never in {in_time(entry["curve"][-1][0])}' if entry['curve'] else 'never'
+            return f'not in {in_time(entry["simulated_seconds"])}'
         return f'{entry["seconds"]:.3g} ({entry["from"]:.3g} to {entry["to"]:.3g})'
 
     def table(self):
         """Returns the table of the entries, in Markdown."""
-        header = [f's to {self._wanted()}' if each is None else each for each in HEADER]
+        when = f's to {self._wanted()}' if self._goal.target else 's'
+        header = [when if each is None else each for each in HEADER]
         lines = [header]
         for entry in self.entries:
             is_one = entry['scheme'] == ALONE
@@ -203,8 +207,6 @@ class Answer:
                 f'{entry["local_steps_per_second"]:,.0f}' if entry['local_steps_per_second'] >= 10
                 else f'{entry["local_steps_per_second"]:.2g}', entry['limited_by'],
                 '' if entry['accuracy'] is None else f'{entry["accuracy"]:.3f}'])
-        if not self._goal.target:
-            lines = [line[:5] + line[6:] for line in lines]
         return readmes.table(lines, 'lrrrrrrlr')
 
     def draw(self, path):
@@ -223,7 +225,7 @@ class Answer:
                            **dict(look_of(_LOOKS_AS if name == ALONE else name), markersize=4))
             if self._goal.target:
                 panel.axhline(self._goal.target, color=GREY, linewidth=0.8)
-            ends = [entry['to'] or entry['curve'][-1][0] for entry in self.entries]
+            ends = [entry['to'] or entry['simulated_seconds'] for entry in self.entries]
             panel.set(xlabel='seconds', ylabel='test accuracy', ylim=(0, 1.02),
                       xlim=(0, 1.3 * max(ends)), title='Predicted, by simulation')
             panel.legend(loc='lower right', handlelength=3)
@@ -255,7 +257,7 @@ class Answer:
                     f'{in_time(entry["from"])} and {in_time(entry["to"])}')
         figure = (f'a loss of {entry["loss"]:.4g}' if entry['accuracy'] is None else
                   f'an accuracy of {entry["accuracy"]:.3f}')
-        return f'{figure} after {entry["local_steps"]:.0f} local steps'
+        return f'{figure} after {in_time(entry["simulated_seconds"])}'
 
     def _choice(self):
         best = self.best

@@ -34,6 +34,8 @@ _LEADERS, _LIKE_IT = 3, 2  # of so many schemes, so many settings like the best 
 _START, _ROUND = 1., 0.0002  # seconds to begin a simulation, and in a local step beside the model
 _PROCESS = 2.  # seconds until the process for a scheme has begun
 _ENOUGH = .8, .5  # shares of a scheme's highest rate that may be enough, if they need less
+_DIVERGED = 2  # see `worth`
+_IN_ANY_CASE = 2  # a share of the time that is never over
 _MORE = 1.6  # local steps in place of those to the target, for other seeds
 
 
@@ -140,7 +142,7 @@ class Space:
 def worth(row, rung=0):
     """Returns how good a row is, a tuple, less for a better one; longer simulations first."""
     if str(row['diverged']) == '1' or str(row['loss']) in ('', 'nan', 'inf'):
-        return 2, 0., 0., 0.
+        return _DIVERGED, 0., 0., 0.
     if row['target_seconds'] != '':
         return 0, float(row['target_seconds']), 0., 0.
     return 1, -rung, -float(row['accuracy'] or 0), float(row['loss'])
@@ -251,7 +253,7 @@ class Search:
         trials = [Trial(ONE, exponent) for exponent in self._space.exponents(ONE)]
         while trials:
             # The first ones in any case: all that follows depends on them.
-            self._simulate(trials, lambda _: steps, _OF_ONE if self.found else 1)
+            self._simulate(trials, lambda _: steps, _OF_ONE if self.found else _IN_ANY_CASE)
             known = [trial for trial in self.found if trial.config == ONE]
             if not known:
                 break
@@ -287,7 +289,7 @@ class Search:
             :max(0, BEST - 1 - len(possible))]
 
     def _first(self):
-        """Returns the trials of the first rung."""
+        """Returns the trials of the first rung, and whose turn it is if there is time left."""
         orders = [[config for config in self._space.in_order(scheme)]
                   for scheme in self._possible()]
         configs = [order[place] for place in range(max(map(len, orders), default=0))
@@ -297,7 +299,7 @@ class Search:
                 for exponent in self._space.exponents(config)]
 
     def _halve(self):
-        trials = self._first()
+        trials = self._all = self._first()
         fastest = max((self._space.rate(trial.config) for trial in trials), default=1)
         # Where nothing is as fast as one process, all are simulated to when they may be there.
         longer = max(1, self._space.rate(ONE) / fastest) if self._goal.target else 1
@@ -306,7 +308,7 @@ class Search:
             over += rung.share
             horizon, most = self._horizon * rung.horizon * longer, rung.steps * self._needed
             if self._goal.within:
-                horizon, most = self._goal.within * (1 + number) / len(RUNGS), math.inf
+                horizon, most = self._goal.within, math.inf
             # Who has come to the target has nothing more to show.
             left = [trial for trial in trials
                     if trial not in self.found or self.worth(trial)[0] or self._goal.within]
@@ -319,7 +321,10 @@ class Search:
                         / sum(wanted.values()))
             steps = {trial: share * each for trial, each in wanted.items()
                      if share * each > self._steps[trial]}
-            self._simulate(list(steps), steps.get, over, number)
+            if not number:  # something to compare with
+                self._simulate(list(steps)[:1], steps.get, _IN_ANY_CASE)
+            self._simulate([trial for trial in steps if trial not in self.found or number],
+                           steps.get, over, number)
             trials = self._next(trials)
 
     def _affordable(self, trials, rung):
@@ -349,13 +354,16 @@ class Search:
                    if config not in known and config not in self.too_slow][:_LIKE_IT]
                   for trial in list(leaders.values())[:_LEADERS]]
         found = [*kept, *sum(around[:_LEADERS], []), *sum(others, []),
-                 *sum(around[_LEADERS:BEST], [])]
+                 *sum(around[_LEADERS:BEST], []), *(
+                     trial for trial in self._all if trial not in self.found)]
         return list(collections.OrderedDict.fromkeys(found))
 
     def best(self):
         """Returns the best trial of each scheme, a list of at most BEST, one process among them."""
         of_scheme = collections.OrderedDict()
         for trial in self.ranked():
+            if self.worth(trial)[0] == _DIVERGED:
+                break
             of_scheme.setdefault(trial.config.scheme, trial)
         best = list(of_scheme.values())
         if ALONE in of_scheme and of_scheme[ALONE] not in best[:BEST]:

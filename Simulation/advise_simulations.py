@@ -11,6 +11,10 @@ import experiments
 COLUMNS = ['problem', *description.KEYS, 'straggler', 'learning_rate', 'server_learning_rate',
            'communication_window', 'n_fetch', 'n_push', 'local_steps', 'tests', 'target', 'seed']
 
+# Of a simulation that came to no end: as if it had diverged.
+FAILED = {'diverged': '1', 'loss': 'nan', 'accuracy': '', 'examples': '0', 'seconds': '0',
+          'target_seconds': '', 'target_examples': '', 'curve': ''}
+
 
 class _Process(experiments.Scheme):
     """A process that simulates one scheme with the user's model."""
@@ -32,7 +36,6 @@ class Simulations:
 
     Attributes:
       deadline: float, the time of `time.monotonic` at which the search is to be over.
-      left_out: dict by scheme of strings, why it could not be simulated.
       number: int, how many simulations have been made, or were in the file.
     """
 
@@ -40,7 +43,7 @@ class Simulations:
         """Takes an `advise_folders.Folder`, the path of the file, and how many run at a time."""
         self._folder, self._jobs, self.deadline = folder, jobs, deadline
         self._table = experiments.Table(path, COLUMNS)
-        self.left_out, self.number = {}, 0
+        self.number, self._complaints, self._good = 0, {}, set()
         self._lock, self._idle, self._all = threading.Lock(), collections.OrderedDict(), set()
         self._is_over = False
 
@@ -63,16 +66,24 @@ class Simulations:
 
         def work(piece):
             name, group = piece
-            try:
-                for key, flags in group:
+            for key, flags in group:
+                try:
                     row = self._row(name, flags, until)
-                    if row is not None:
-                        then(key, row)
-            except SystemExit as error:
-                if not self._is_over:
-                    self.left_out[name] = str(error).rpartition('}: ')[2]
+                except SystemExit as error:
+                    # A model may complain of a step size with which it diverges.
+                    row = None if self._is_over else FAILED
+                    self._complaints.setdefault(name, str(error).rpartition('}: ')[2])
+                if row is not None:
+                    if row is not FAILED:
+                        self._good.add(name)
+                    then(key, row)
 
         experiments.for_each(work, pieces, self._jobs)
+
+    @property
+    def left_out(self):
+        """Dict by scheme of strings: why none of its simulations came to an end."""
+        return {name: why for name, why in self._complaints.items() if name not in self._good}
 
     def _row(self, name, flags, until):
         """Returns the row of a simulation, or None if there is no time for it."""

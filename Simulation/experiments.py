@@ -62,7 +62,8 @@ class Scheme:
             answer = ''
         if not answer:
             complaint = self._process.communicate()[1].strip() or 'it ended'
-            sys.exit(f'{self.name}, {asked}: {complaint.splitlines()[-1]}')
+            reason = complaint.partition('\nin an operation made by:')[0].splitlines()[-1]
+            sys.exit(f'{self.name}, {asked}: {reason}')
         return json.loads(answer)
 
     def stop(self):

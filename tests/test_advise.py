@@ -446,6 +446,41 @@ def test_what_is_better():
         'it was simulated for longer')
 
 
+class Process:
+    """Stands for a process that simulates; it ends with a complaint for large step sizes."""
+
+    def __init__(self, folder, name):
+        self.name = name
+
+    def simulate(self, asked):
+        if asked['learning_rate'] == '9':
+            sys.exit(f"{self.name}, {{'workers': '2'}}: predictions must be in [0, 1]")
+        return {'accuracy': 0.5, 'loss': 0.1}
+
+    def stop(self):
+        pass
+
+    def __exit__(self, *_):
+        pass
+
+
+def test_a_simulation_that_fails(tmp_path, monkeypatch):
+    """It counts as one that diverged. A scheme is left out if all of it fails."""
+    monkeypatch.setattr(advise_simulations, '_Process', Process)
+    folder = advise_folders.Folder('HogWild', [], tmp_path)
+    asked = [(number, name, {'learning_rate': rate}) for number, (name, rate) in enumerate(
+        [('AGN', '1'), ('AGN', '9'), ('SSP', '9')])]
+    found, now = {}, time.monotonic()
+    with advise_simulations.Simulations(folder, tmp_path / 'all.csv', 1, now + 9) as simulations:
+        simulations.run(asked, found.__setitem__, now + 9)
+        late = {}
+        simulations.run([(3, 'AGN', {'learning_rate': '2'}), *asked], late.__setitem__, now)
+    assert found[0]['accuracy'] == '0.5' and found[1] == found[2] == advise_simulations.FAILED
+    assert advise_search.worth(found[1])[0] == advise_search._DIVERGED
+    assert simulations.left_out == {'SSP': 'predictions must be in [0, 1]'}
+    assert list(late) == [0], 'what is in the file takes no time'
+
+
 # The answer.
 
 class Told:
