@@ -149,6 +149,10 @@ def _costs(options, folder, place):
         if costs.of == folder.identity:
             say(f'takes the costs in {path}; --fresh measures them again')
             return costs, path
+    load, cores = os.getloadavg()[0], os.cpu_count()
+    if load > cores / 2:
+        say(f'this machine is busy, with a load of {load:.1f} on {cores} cores: what is measured now '
+            'is worth little; use --fresh when it is quiet')
     costs = advise_measure.measure(folder, say)
     costs.write(path)
     say(f'wrote the costs into {path}')
@@ -252,13 +256,14 @@ def really_run(answer, folder, goal):
     curve = next(note['curve'] for note in notes if note['chief'])
     measured = [entry['window'] * runs.rate(notes), run.figures()['test accuracy']]
     lines = [['', 'predicted', 'measured'],
-             ['local steps/s', f'{entry["local_steps_per_second"]:.0f}', f'{measured[0]:.0f}'],
-             ['test accuracy', '' if entry['accuracy'] is None else f'{entry["accuracy"]:.3f}',
-              f'{measured[1]:.3f}']]
+             ['local steps/s', f'{entry["local_steps_per_second"]:.0f}', f'{measured[0]:.0f}']]
     if goal.target:
         when = _reached(curve, goal.target)
         lines.append([f's to {100 * goal.target:g} %', f'{entry["seconds"] or float("nan"):.3g}',
-                      'never' if when is None else f'{when:.3g}'])
+                      f'not in {curve[-1][1]:.3g}' if when is None else f'{when:.3g}'])
+    else:
+        lines.append(['test metric', f'{entry["accuracy"] or float("nan"):.3f}',
+                      f'{measured[1]:.3f}'])
     readmes.show(readmes.table(lines))
 
 

@@ -17,7 +17,7 @@ matplotlib.use('Agg')  # it writes files, and needs no screen
 import matplotlib.pyplot as plt  # noqa: E402
 
 _BUSY = 0.85  # share of the time from which on something that all share is what limits
-_LONGER = 1.25  # local steps in the advised command, in place of those to the target
+_LONGER = 2  # local steps in the advised command, in place of those to the target
 _HELPS = 1.05  # from so many times as many local steps/s on, something helps
 _LOOKS_AS = 'Non-Distributed-Setup'  # one process, in the picture
 _LINES = {'out of the ps': 'the line out of the ps', 'into the ps': 'the line into the ps',

@@ -523,7 +523,7 @@ def test_the_answer(answered, tmp_path):
     together = 4 if best['scheme'] == 'Local-SGD' else 1
     assert best['command'] == (
         f'WORKERS=4 PS=1 bash {best["scheme"]}/run.sh '
-        f'--train_steps={-(-500 // (best["window"] * together))} '
+        f'--train_steps={-(-800 // (best["window"] * together))} '
         f'--communication_window={best["window"]} --learning_rate=0.3')
     said = answer.sentences()
     assert len(said) == 5 and said[0].startswith(f'Take {best["scheme"]} with 4 workers, 1 ps, ')
@@ -543,7 +543,7 @@ def test_the_answer(answered, tmp_path):
 def test_stay_on_one_machine(answered):
     answer = answered('5 hosts, 1 core, 1Mbit, 2s', costs_of())
     assert answer.best['scheme'] == ALONE
-    assert answer.best['command'] == ('bash Non-Distributed-Setup/run.sh --train_steps=500 '
+    assert answer.best['command'] == ('bash Non-Distributed-Setup/run.sh --train_steps=800 '
                                       '--learning_rate=0.3 --num_threads=1')
     assert answer.sentences()[0].startswith('Stay on one machine: one process with a step size')
     assert answer.sentences()[1].startswith('It does not pay to distribute this: ')
