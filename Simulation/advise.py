@@ -151,8 +151,8 @@ def _costs(options, folder, place):
             return costs, path
     load, cores = os.getloadavg()[0], os.cpu_count()
     if load > cores / 2:
-        say(f'this machine is busy, with a load of {load:.1f} on {cores} cores: what is measured now '
-            'is worth little; use --fresh when it is quiet')
+        say(f'this machine is busy, with a load of {load:.1f} on {cores} cores: what is measured '
+            'now is worth little; use --fresh when it is quiet')
     costs = advise_measure.measure(folder, say)
     costs.write(path)
     say(f'wrote the costs into {path}')
