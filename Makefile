@@ -1,5 +1,6 @@
 # make HogWild       run an example: any folder with a model.py; ARGS="--train_steps=500" passes flags
 # make compare       run all of them on the same problem: table, pictures; ARGS=--quick: in 3 minutes
+# make advise        your model, your cluster: which scheme? ARGS="--folder=... --cluster=..."
 # make simulate      simulate many workers: ARGS="--scheme=AGN --workers=128"; or all: ARGS=--study
 # make tensorboard   look at these runs side by side; LOGDIR= names another directory
 # make notebooks     open the notebooks of Basics-Tutorial in Jupyter
@@ -31,8 +32,8 @@ python := $(abspath $(VENV))/bin/python
 examples := $(patsubst %/model.py,%,$(wildcard */model.py))
 LOGDIR ?= $(firstword $(wildcard Comparison/mine/tensorboard Comparison/quick/tensorboard))
 
-.PHONY: help $(examples) compare simulate tensorboard notebooks test test-all test-both soak \
-        search-faults bench peers clean
+.PHONY: help $(examples) compare advise simulate tensorboard notebooks test test-all test-both \
+        soak search-faults bench peers clean
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
@@ -41,6 +42,9 @@ $(examples): $(VENV)/installed
 
 compare: $(VENV)/installed
 	@PYTHON=$(python) bash Comparison/run.sh $(ARGS)
+
+advise: $(VENV)/installed
+	@PYTHON=$(python) bash Simulation/run.sh --advise $(ARGS)
 
 simulate: $(VENV)/installed
 	@PYTHON=$(python) bash Simulation/run.sh $(ARGS)

@@ -246,7 +246,7 @@ def large(folder, *flags):
                   f'--data_dir={directory}', *flags)
     steps = run.figures()['steps/s per worker']
     ways = 1 if Example(folder).kind == 'ring' else 2
-    size = there_and_back.size_of('mnist')
+    size = there_and_back.size_of(there_and_back.SHAPES['mnist'])
     return {STEPS: steps, 'MB/s by two workers': steps * 2 * ways * size / 1e6}
 
 
@@ -342,7 +342,7 @@ CASES = {
        for workers in numbers},
     'TCP on loopback': loopback,
     **{f'TensorFlow on loopback, {size} there and back': partial(
-        there_and_back.measure, model, trips)
+        there_and_back.measure, there_and_back.SHAPES[model], trips)
        for model, size, trips in (('digits', '38 kB', 6000), ('mnist', '2.6 MB', 300))},
     'Synchronous-SGD, MNIST': partial(large, 'Synchronous-SGD'),
     'Ring-AllReduce, MNIST': partial(large, 'Ring-AllReduce'),

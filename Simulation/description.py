@@ -231,7 +231,7 @@ class Cluster:
         Raises:
           SystemExit: with what is wrong, in one line.
         """
-        values, where = _load(file) if file else ({}, '')
+        values, where = load(file) if file else ({}, '')
         directory = pathlib.Path(where).parent
         self.about, self._told = values.pop('about', ''), {'flags': {}, file: {}, 'default': {}}
         for name in values:
@@ -312,7 +312,7 @@ def _once_each(pairs):
     return found
 
 
-def _load(file):
+def load(file):
     """Returns the contents of a file, a dict, and its path."""
     path = pathlib.Path(file)
     if path.name == file and not path.suffix:

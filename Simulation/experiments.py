@@ -27,15 +27,22 @@ FIGURES = ['accuracy', 'loss', 'diverged', 'steps', 'examples', 'seconds', 'targ
 
 
 class Scheme:
-    """A process that simulates one scheme, many times. A context manager."""
+    """A process that simulates one scheme, many times. A context manager.
 
-    def __init__(self, name):
-        """Takes the name of a folder."""
+    Attributes:
+      name: string, the folder.
+      is_apart: bool, whether it goes on when Ctrl-C stops the program that asks.
+    """
+
+    is_apart = False
+
+    def __init__(self, name, *flags):
+        """Takes the name of a folder, and flags of its program, strings such as --model=resnet."""
         self.name = name
         self._process = subprocess.Popen(
-            [sys.executable, str(pathlib.Path(__file__).resolve()), f'--scheme={name}'],
+            [sys.executable, str(pathlib.Path(__file__).resolve()), f'--scheme={name}', *flags],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            universal_newlines=True)
+            universal_newlines=True, start_new_session=self.is_apart)
 
     def simulate(self, asked):
         """Simulates.
@@ -57,8 +64,13 @@ class Scheme:
             answer = ''
         if not answer:
             complaint = self._process.communicate()[1].strip() or 'it ended'
-            sys.exit(f'{self.name}, {asked}: {complaint.splitlines()[-1]}')
+            reason = complaint.partition('\nin an operation made by:')[0].splitlines()[-1]
+            sys.exit(f'{self.name}, {asked}: {reason}')
         return json.loads(answer)
+
+    def stop(self):
+        """Ends the process, also in the midst of a simulation."""
+        self._process.terminate()
 
     def __enter__(self):
         return self

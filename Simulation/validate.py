@@ -151,13 +151,26 @@ def costs_of(scheme, rows):
         run, work = of_run(1)
         return Costs(step, *(max(0., each - window * step) for each in (run, work)), 0., 0.,
                      deviation)
-    # One worker exchanges nothing, two have two hops, and three have four.
-    step, (run, work), (_, more) = of_run(1)[0], of_run(2), of_run(3)
+    step = of_run(1)[0]
+    return Costs(step, *costs_of_ring(step, *of_run(2), of_run(3)[1]), deviation)
+
+
+def costs_of_ring(step, run, work, more):
+    """Returns the costs of a ring by the names of TIMES, four floats.
+
+    One worker exchanges nothing, two have two hops, and three have four.
+
+    Args:
+      step: float, seconds of a local step.
+      run: float, seconds of a run of two workers.
+      work: float, seconds of processors in that.
+      more: float, seconds of processors in a run of three workers.
+    """
     hop_work = max(0., more - work) / 2
     # What the second worker adds; waiting is divided as the work is.
-    waits, works = run - step, max(work - step, 2 * hop_work)
+    waits, works = run - step, max(work - step, 2 * hop_work, 1e-9)
     hop = waits * hop_work / works
-    return Costs(step, waits - 2 * hop, works - 2 * hop_work, hop, hop_work, deviation)
+    return waits - 2 * hop, works - 2 * hop_work, hop, hop_work
 
 
 def description_of(costs, window):

@@ -14,31 +14,33 @@ SHAPES = {'digits': [[64 * 128 + 128 + 128 * 10 + 10]],
 _WARM_UP = 20  # trips that do not count
 
 
-def size_of(model):
-    """Returns how many bytes the parameters of a model have, a key of SHAPES."""
-    return 4 * sum(int(np.prod(shape)) for shape in SHAPES[model])
+def size_of(shapes):
+    """Returns how many bytes float32 parameters have, whose shapes are a list of lists of ints."""
+    return 4 * sum(int(np.prod(shape)) for shape in shapes)
 
 
-def measure(model, trips):
-    """Has each of two workers fetch the parameters, and send as much back, again and again.
+def measure(shapes, trips, workers=2):
+    """Has each worker fetch the parameters, and send as much back, again and again.
 
     Args:
-      model: string, a key of SHAPES.
+      shapes: list of lists of ints, of the parameters.
       trips: int, how often.
+      workers: int.
 
     Returns:
-      Dict of figures: trips/s, and MB/s both ways of both workers.
+      Dict of figures: trips/s, and MB/s both ways of all workers.
     """
-    free = ports.free_ports(3)
-    with multiprocessing.get_context('spawn').Pool(3) as pool:
-        pool.apply_async(_serve, (free, model, None))
-        rates = [pool.apply_async(_serve, (free, model, worker, trips)) for worker in range(2)]
+    free = ports.free_ports(1 + workers)
+    with multiprocessing.get_context('spawn').Pool(1 + workers) as pool:
+        pool.apply_async(_serve, (free, shapes, None))
+        rates = [pool.apply_async(_serve, (free, shapes, worker, trips))
+                 for worker in range(workers)]
         rates = [rate.get(TIME_LIMIT) for rate in rates]
     return {'trips/s of each worker': statistics.mean(rates),
-            'MB/s': sum(rates) * 2 * size_of(model) / 1e6}
+            'MB/s': sum(rates) * 2 * size_of(shapes) / 1e6}
 
 
-def _serve(free, model, worker, trips=0):
+def _serve(free, shapes, worker, trips=0):
     """Is a ps if `worker` is None, else a worker that makes trips; returns the trips/s."""
     from tfdist.start.quiet import tf
     hosts = [f'localhost:{port}' for port in free]
@@ -49,7 +51,7 @@ def _serve(free, model, worker, trips=0):
         server.join()
     with tf.device('/job:ps/task:0'):
         variables = [tf.get_variable(f'x{i}', shape, initializer=tf.zeros_initializer())
-                     for i, shape in enumerate(SHAPES[model])]
+                     for i, shape in enumerate(shapes)]
         read = [variable.read_value() for variable in variables]
     with tf.device(f'/job:worker/task:{worker}'):
         there = [tf.identity(value) for value in read]

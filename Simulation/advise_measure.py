@@ -1,0 +1,172 @@
+"""Measures on this machine, in about a minute, what a model and the runtime cost.
+
+It times local steps in one process, and makes real runs: with one process, with one worker and one
+ps, and with rings of two and three workers. Costs follow from these as in `validate`.
+"""
+
+import collections
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+from measuring import runs
+from measuring.results import machine
+import advise_costs
+from advise_costs import Costs, Figure
+import advise_folders
+import validate
+
+HERE = pathlib.Path(__file__).resolve().parent
+_TIMED = 'AGN', 'HogWild'  # whose local steps are timed; the second one for what the first refuses
+_SECONDS = 3  # that a run is to train
+_MOST_RUNS, _LEAST_RUNS = 20000, 30  # of a train op
+_ROUND = 0.0015  # seconds of an exchange, for an estimate
+_SMALL, _LARGE = 2 ** 12, 2 ** 20  # bytes
+_TIME_LIMIT = 300
+
+
+def _of_steps(folder):
+    """Returns what advise_steps.py prints for an `advise_folders.Folder`, a dict.
+
+    Raises:
+      SystemExit: with its complaint.
+    """
+    for name in _TIMED:
+        try:
+            done = subprocess.run(
+                [sys.executable, str(HERE / 'advise_steps.py'), f'--scheme={folder.of(name)}',
+                 *folder.flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False,
+                timeout=_TIME_LIMIT, universal_newlines=True)
+        except subprocess.TimeoutExpired:
+            sys.exit(f'Local steps cannot be timed: that takes more than {_TIME_LIMIT} s.')
+        if not done.returncode:
+            return json.loads(done.stdout.splitlines()[-1])
+    complaint = done.stderr.strip().splitlines() or ['it ended']
+    sys.exit(f'Local steps cannot be timed: {complaint[-1]}')
+
+
+def _seconds_of_trip(number):
+    """Returns the seconds in which so many bytes go from a ps to a worker and back."""
+    ask = ('from measuring import there_and_back; print(there_and_back.measure('
+           f'[[{number // 4}]], trips=300, workers=1)["trips/s of each worker"])')
+    done = subprocess.run([sys.executable, '-c', ask], stdout=subprocess.PIPE, check=True,
+                          cwd=str(HERE.parent), timeout=_TIME_LIMIT, universal_newlines=True)
+    return 1 / float(done.stdout)
+
+
+def _really_run(folder, name, seconds, *flags, **env):
+    """Makes a run.
+
+    Args:
+      folder: `advise_folders.Folder`.
+      name: string, a scheme, or `advise_folders.ALONE`.
+      seconds: float, what a run of the train op may take, for an estimate.
+      *flags: strings, more flags.
+      **env: strings, such as WORKERS='2'.
+
+    Returns:
+      Triple of the seconds of a run of its train op, the mean and the least and largest of three
+      parts; and the processor seconds in it.
+    """
+    count = min(_MOST_RUNS, max(_LEAST_RUNS, int(_SECONDS / seconds)))
+    with tempfile.TemporaryDirectory() as directory:
+        run = runs.Run(str(folder.of(name)), f'--train_steps={count}', *folder.flags, *flags,
+                       f'--notes_dir={directory}', f'--log_every_n_steps={10 ** 9}', **env)
+        notes = runs.notes_in(directory)
+    found = validate.measured(notes, run.work)
+    middle, times = found['run_s'], notes[0]['times'][runs.WARM_UP:]
+    # Of each third: single times are too coarse.
+    ends = [len(times) * i // 3 for i in range(3)] + [len(times) - 1]
+    parts = [(times[end] - times[begin]) / (end - begin) for begin, end in zip(ends, ends[1:])]
+    # A run that was too short for its processor times is said to have worked all the time.
+    return (middle, min(*parts, middle), max(*parts, middle)), found['work_s'] or middle
+
+
+def _the_same(value, how):
+    return Figure(float(value), float(value), float(value), how)
+
+
+def measure(folder, say):
+    """Measures.
+
+    Args:
+      folder: `advise_folders.Folder`.
+      say: function of a string that tells what is being measured.
+
+    Returns:
+      `advise_costs.Costs`.
+    """
+    say('times local steps in one process, by threads and batch size')
+    timed = _of_steps(folder)
+    found = collections.OrderedDict((name, None) for name in advise_costs.MEANINGS)
+    its_own = [each for each in timed['steps'] if each['batch'] == timed['batch']]
+    best = min(its_own, key=lambda each: each['run'][0])
+    say('trains with one process')
+    alone, _ = _really_run(folder, advise_folders.ALONE, best['run'][0],
+                           f'--num_threads={best["threads"]}')
+    found['one process'] = Figure(*alone, 'a real run of Non-Distributed-Setup')
+    found['threads'] = _the_same(best['threads'], 'those with which a local step is fastest')
+    found['variation'] = _the_same(its_own[0]['variation'], 'of the runs for step, 1 thread')
+    for each in its_own:
+        name = f'step, {each["threads"]} thread{"s" * (each["threads"] > 1)}'
+        found[name] = Figure(*each['step'], 'in one process: what longer windows take longer')
+    for each in timed['steps']:
+        if each['threads'] == 1:
+            found[f'batch of {each["batch"]} examples'] = Figure(
+                *each['step'], 'a local step, 1 thread; not used')
+    update = timed['update']
+    found['update'] = Figure(update[0], min(update), max(update),
+                             'in one process: a push alone, less a run that does nothing')
+    for name in 'parameters', 'pull', 'push':
+        found[name] = _the_same(timed[name], 'as the scheme AGN has it')
+    step = its_own[0]['step'][0]
+    found.update(_of_exchanges(folder, step, timed['pull'] + timed['push'], say))
+    found.update(_of_rings(folder, step, say))
+    flags = ' '.join(folder.flags) or 'of its folder'
+    about = (f'Measured on {machine()}, {time.strftime("%Y-%m-%d")}: each figure, its least and '
+             'its largest value in three parts of the measurement. The model is that of '
+             f'{folder.path}, with the flags {flags}. Edit what you know better, and give the '
+             'file back with --costs=.')
+    return Costs(found, folder.identity, about)
+
+
+def _of_exchanges(folder, step, carried, say):
+    """Returns the figures of an exchange, a dict.
+
+    Args:
+      folder: see `measure`.
+      step: float, seconds of a local step.
+      carried: int, the bytes of a pull and a push.
+      say: see `measure`.
+    """
+    say('trains with one worker and one ps')
+    run, work = _really_run(folder, 'HogWild', step + _ROUND, WORKERS='1', PS='1')
+    say('sends bytes to a ps and back')
+    small, large = map(_seconds_of_trip, (_SMALL, _LARGE))
+    by_byte = max(0., (large - small) / 2 / (_LARGE - _SMALL))
+    return {
+        'exchange': Figure(*(max(0., each - step - by_byte * carried) for each in run),
+                           'a real run of HogWild with one worker, less the local step and what '
+                           'its bytes take'),
+        'exchange, a byte': _the_same(by_byte, 'what 1 MB takes longer than 4 kB, from a ps and '
+                                      'back'),
+        'exchange work': _the_same(max(0., work - step), 'the same run of HogWild, by the '
+                                   'processor times of worker and ps')}
+
+
+def _of_rings(folder, step, say):
+    """Returns the figures of a ring, a dict; the arguments are those of `_of_exchanges`."""
+    run, work = {}, {}
+    for workers in 2, 3:
+        say(f'trains with a ring of {workers} workers')
+        run[workers], work[workers] = _really_run(
+            folder, 'Ring-AllReduce', step + workers * _ROUND, WORKERS=str(workers))
+    costs = validate.costs_of_ring(step, run[2][0], work[2], work[3])
+    off = [each / run[2][0] for each in run[2]]
+    names = 'ring', 'ring work', 'hop', 'hop work'
+    return {name: Figure(*(value * each for each in off), 'real runs of rings of two workers, '
+                         'which have two hops, and of three, which have four')
+            for name, value in zip(names, costs)}

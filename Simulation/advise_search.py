@@ -1,0 +1,385 @@
+"""The search: schemes, windows, workers and ps by the clock alone, then by successive halving.
+
+What cannot be fast enough goes first: even if each of its local steps were worth OPTIMISM of one
+process, that one would be there earlier. The others are simulated with gradients, shortly at first
+and with a few step sizes. In each of RUNGS the better ones go on, for longer; so do their
+neighbours. At the end the best one of each scheme gets other seeds.
+"""
+
+import collections
+import math
+import sys
+import threading
+import time
+
+import advise_costs
+from advise_folders import ALONE
+import study_cases
+
+OPTIMISM = 3
+Config = collections.namedtuple('Config', 'scheme window workers ps')
+Trial = collections.namedtuple('Trial', 'config exponent')
+# What is wanted: a test accuracy as soon as possible, or the best one within so many seconds.
+Goal = collections.namedtuple('Goal', 'target within')
+# A share of the time; how far to simulate: by the virtual time that one process takes to the
+# target, and by the local steps that it takes, whichever is less.
+Rung = collections.namedtuple('Rung', 'share horizon steps')
+RUNGS = Rung(.3, 1, 1.5), Rung(.25, 2, 3), Rung(.2, 3, 6)
+ONE = Config(ALONE, 1, 1, 0)
+_OF_ONE, _OF_A_ROUND = .15, .1  # shares of the time, the second one at most
+SEEDS = 1, 2, 3
+BEST = 5  # how many are answered
+_TESTS = 25
+_LEADERS, _LIKE_IT = 3, 2  # of so many schemes, so many settings like the best one are tried next
+_START, _ROUND = 1., 0.0002  # seconds to begin a simulation, and in a local step beside the model
+_PROCESS = 2.  # seconds until the process for a scheme has begun
+_ENOUGH = .8, .5  # shares of a scheme's highest rate that may be enough, if they need less
+_DIVERGED = 2  # see `worth`
+_IN_ANY_CASE = 2  # a share of the time that is never over
+_MORE = 1.6  # local steps in place of those to the target, for other seeds
+
+
+class Space:
+    """What may be simulated.
+
+    Attributes:
+      rows: dict by `Config` of what the clock says of it, see `advise_clock.simulate`.
+      batch_size: int.
+      threads: int, those of one process.
+      left_out: dict by scheme of strings, why it cannot be simulated.
+    """
+
+    def __init__(self, answers, costs, goal):
+        """Takes the parts.
+
+        Args:
+          answers: dict by scheme of what `advise_clock` answers; ALONE has that of HogWild, whose
+            local steps are its own.
+          costs: `advise_costs.Costs`.
+          goal: `Goal`.
+        """
+        self._answers, self._costs, self._goal = answers, costs, goal
+        self.rows = {
+            Config(scheme, row['window'], row['workers'], row['ps']): row
+            for scheme, answer in answers.items() if scheme != ALONE for row in answer['rows']}
+        self.rows[ONE] = {'rate': 1 / costs.get('one process'), 'staleness': 0., 'computes': 1.,
+                          'flags': self._flags_of_one()}
+        self.batch_size = answers[ALONE]['batch_size']
+        self.threads, self.left_out = int(costs.get('threads')), {}
+
+    def _flags_of_one(self):
+        step = advise_costs.time(self._costs.get('one process'))
+        return {'workers': '1', 'ps': '1', 'step': step, 'latency': '0s', 'bandwidth': 'inf',
+                'ps_bandwidth': 'inf', 'update': '0s'}
+
+    def rate(self, config):
+        """Returns the local steps/s of a `Config`, a float."""
+        return self.rows[config]['rate']
+
+    @property
+    def local_steps(self):
+        """The local steps that one process makes by default."""
+        return self._answers[ALONE]['train_steps']
+
+    def step_size(self, trial):
+        """Returns the flag of a trial's step size, and its value, two strings."""
+        answer = self._answers[trial.config.scheme]
+        return answer['rate_flag'], f'{answer["rate"] * study_cases.FACTOR ** trial.exponent:.3g}'
+
+    def own_flags(self, trial):
+        """Returns the flags of the scheme itself, a dict of strings."""
+        flag, size = self.step_size(trial)
+        windows = dict.fromkeys(self._answers[trial.config.scheme]['window_flags'],
+                                str(trial.config.window))
+        return dict(windows if trial.config != ONE else {}, **{flag: size})
+
+    def flags(self, trial, local_steps, seed):
+        """Returns all flags of a simulation, a dict of strings."""
+        return dict(self.rows[trial.config]['flags'], local_steps=str(local_steps), seed=str(seed),
+                    tests=str(_TESTS), target=str(self._goal.target or 1), **self.own_flags(trial))
+
+    def steps_of_update(self, config):
+        """Returns how many local steps of all workers there are to one global step, a float."""
+        answer = self._answers[config.scheme]
+        return config.window / answer['pushes'] * (config.workers if answer['together'] else 1)
+
+    def exponents(self, config):
+        """Returns the exponents of step sizes to begin with, a list of ints.
+
+        The more gradients a step is the mean of, the larger it may be; the later, the smaller.
+        """
+        answer = self._answers[config.scheme]
+        if answer['rate_is_given']:
+            return [0]
+        if answer['averages']:
+            middle = round(math.log(config.workers, study_cases.FACTOR) / 2)
+        else:
+            late = self.rows[config].get('staleness', 0)
+            middle = -round(math.log(1 + late, study_cases.FACTOR) / 2)
+        return [middle - 1, middle, middle + 1] if config != ONE else [-1, 0, 1]
+
+    def around(self, trial):
+        """Returns the trials with the next step sizes, a list that begins with the trial."""
+        if self._answers[trial.config.scheme]['rate_is_given']:
+            return [trial]
+        return [trial] + [trial._replace(exponent=trial.exponent + more) for more in (-1, 1)
+                          if abs(trial.exponent + more) <= study_cases.FARTHEST]
+
+    def in_order(self, scheme):
+        """Returns the configs of a scheme, a list: first those that do with less for their rate."""
+        left = {config: row['rate'] for config, row in self.rows.items()
+                if config.scheme == scheme}
+        order, most = [], max(left.values())
+        for share in _ENOUGH:
+            good = [config for config, rate in left.items()
+                    if rate >= share * most and config not in order]
+            if good:
+                order.append(min(good, key=lambda config: (
+                    config.window * config.workers, config.ps)))
+        return order + sorted(set(left) - set(order), key=lambda config: (-left[config], config))
+
+
+def worth(row, rung=0):
+    """Returns how good a row is, a tuple, less for a better one; longer simulations first."""
+    if str(row['diverged']) == '1' or str(row['loss']) in ('', 'nan', 'inf'):
+        return _DIVERGED, 0., 0., 0.
+    if row['target_seconds'] != '':
+        return 0, float(row['target_seconds']), 0., 0.
+    return 1, -rung, -float(row['accuracy'] or 0), float(row['loss'])
+
+
+class Search:
+    """Searches.
+
+    Attributes:
+      found: dict by `Trial` of dicts by seed of pairs: a row, and the number of its rung.
+      too_slow: list of `Config` that the clock rules out.
+      too_long: set of `Config` of which even a round takes too long to simulate.
+      number: int, how many simulations it had.
+      is_stopped: bool, whether it was stopped before its end.
+    """
+
+    def __init__(self, space, simulations, goal, seconds, jobs, then=lambda: None):
+        """Takes the parts.
+
+        Args:
+          space: `Space`.
+          simulations: `advise_simulations.Simulations`.
+          goal: `Goal`.
+          seconds: float, for the whole search.
+          jobs: int, how many simulations are made at a time.
+          then: function to call after each simulation.
+        """
+        self._space, self._simulations, self._goal = space, simulations, goal
+        self._seconds, self._wall, self._then = seconds * jobs, seconds, then
+        self._deadline = simulations.deadline
+        self._cost = _ROUND + 1 / space.rate(ONE)  # seconds that a local step takes to simulate
+        self.found, self.is_stopped = collections.defaultdict(dict), False
+        self.too_slow, self.too_long, self.number = [], set(), 0
+        self._steps = collections.Counter()  # the local steps of the first seed, by trial
+        self._lock = threading.RLock()
+
+    def run(self):
+        """Searches until it is done, time is up, or Ctrl-C stops it."""
+        try:
+            self._try_one_process()
+            self._halve()
+            self._repeat()
+        except KeyboardInterrupt:
+            self.is_stopped = True
+            self._simulations.stop()
+        self.is_stopped |= time.monotonic() > self._deadline
+
+    def _afford(self, share, number):
+        """Returns how many local steps each of so many simulations can have, an int.
+
+        The `share` is of the time of the search.
+        """
+        # At least as many as take half of the time in which a simulation begins.
+        return int(max(20, (self._seconds * share / number - _START) / self._cost,
+                       _START / self._cost / 2))
+
+    def _simulate(self, trials, local_steps, share, rung=0, seed=1):
+        """Simulates.
+
+        Args:
+          trials: list of `Trial`.
+          local_steps: function of a trial that returns how many, a number.
+          share: float, of the time of the search, after which none begins.
+          rung: int, how far they go.
+          seed: int.
+        """
+        asked = []
+        for trial in trials:
+            least = trial.config.window * trial.config.workers  # a round of each worker
+            if least > self._afford(_OF_A_ROUND, 1):
+                self.too_long.add(trial.config)
+                continue
+            flags = self._space.flags(trial, max(least, math.ceil(local_steps(trial))), seed)
+            name = 'HogWild' if trial.config == ONE else trial.config.scheme
+            asked.append((trial, name, flags))
+
+        def keep(trial, row):
+            with self._lock:
+                self.found[trial][seed] = row, rung
+                self.number += 1
+                if seed == SEEDS[0]:
+                    self._steps[trial] = int(row['examples']) / self._space.batch_size
+                self._then()
+
+        self._simulations.run(asked, keep, self._deadline - (1 - share) * self._wall)
+
+    def worth(self, trial):
+        """Returns how good a trial is with the first seed, see `worth`."""
+        return worth(*self.found[trial][1])
+
+    def _best_of(self, trials):
+        return min(trials, key=self.worth)
+
+    def ranked(self):
+        """Returns a list of trials, the best step size of each `Config`, the best ones first."""
+        configs = collections.defaultdict(list)
+        for trial, rows in self.found.items():
+            if 1 in rows:
+                configs[trial.config].append(trial)
+        return sorted(map(self._best_of, configs.values()), key=self.worth)
+
+    def _try_one_process(self):
+        """Tries step sizes with one process, and sets how far the others are simulated."""
+        rate = self._space.rate(ONE)
+        steps = self._afford(_OF_ONE, 3)
+        steps = min(steps, rate * self._goal.within if self._goal.within else
+                    self._space.local_steps)
+        trials = [Trial(ONE, exponent) for exponent in self._space.exponents(ONE)]
+        while trials:
+            # The first ones in any case: all that follows depends on them.
+            self._simulate(trials, lambda _: steps, _OF_ONE if self.found else _IN_ANY_CASE)
+            known = [trial for trial in self.found if trial.config == ONE]
+            if not known:
+                break
+            trials = [trial for trial in self._space.around(self._best_of(known))
+                      if trial not in self.found]
+            if time.monotonic() > self._deadline - (1 - _OF_ONE) * self._wall:
+                break
+        best = [self.found[trial][1][0] for trial in self.ranked()[:1]]
+        if best and best[0]['accuracy'] == '' and self._goal.target:
+            sys.exit("The model's test has no accuracy: ask for the least loss within a time, such "
+                     'as --within=10.')
+        reached = best and best[0]['target_examples']
+        # Where it takes longer to begin a simulation than to make it, it may as well be longer.
+        self._needed = max(float(reached) / self._space.batch_size if reached else steps,
+                           _START / self._cost / 2)
+        self._horizon = self._goal.within or self._needed / rate
+
+    def _possible(self):
+        """Returns the schemes that may be fast enough, in the order of their rates."""
+        rates = {}
+        for config in list(self._space.rows):
+            if config == ONE:
+                continue
+            if OPTIMISM * self._space.rate(config) < self._space.rate(ONE):
+                self.too_slow.append(config)
+            rates[config.scheme] = max(rates.get(config.scheme, 0), self._space.rate(config))
+        order = sorted(rates, key=lambda scheme: -rates[scheme])
+        slow = {config.scheme for config in self.too_slow} - {
+            config.scheme for config in self._space.rows if config not in self.too_slow}
+        possible = [scheme for scheme in order if scheme not in slow]
+        # A few are simulated in any case, so that there is something to compare with.
+        return possible + [scheme for scheme in order if scheme in slow][
+            :max(0, BEST - 1 - len(possible))]
+
+    def _first(self):
+        """Returns the trials of the first rung, and whose turn it is if there is time left."""
+        orders = [[config for config in self._space.in_order(scheme)]
+                  for scheme in self._possible()]
+        configs = [order[place] for place in range(max(map(len, orders), default=0))
+                   for order in orders if place < len(order)
+                   and (place == 0 or order[place] not in self.too_slow)]
+        return [Trial(config, exponent) for config in configs
+                for exponent in self._space.exponents(config)]
+
+    def _halve(self):
+        trials = self._all = self._first()
+        fastest = max((self._space.rate(trial.config) for trial in trials), default=1)
+        # Where nothing is as fast as one process, all are simulated to when they may be there.
+        longer = max(1, self._space.rate(ONE) / fastest) if self._goal.target else 1
+        over = _OF_ONE
+        for number, rung in enumerate(RUNGS):
+            over += rung.share
+            horizon, most = self._horizon * rung.horizon * longer, rung.steps * self._needed
+            if self._goal.within:
+                horizon, most = self._goal.within, math.inf
+            # Who has come to the target has nothing more to show.
+            left = [trial for trial in trials
+                    if trial not in self.found or self.worth(trial)[0] or self._goal.within]
+            wanted = {trial: min(self._space.rate(trial.config) * horizon, most)
+                      for trial in self._affordable(left, rung)}
+            if not wanted:
+                break
+            # Where there is no time for all of that, all get the same share of it.
+            share = min(1, self._afford(rung.share, len(wanted)) * len(wanted)
+                        / sum(wanted.values()))
+            steps = {trial: share * each for trial, each in wanted.items()
+                     if share * each > self._steps[trial]}
+            if not number:  # something to compare with
+                self._simulate(list(steps)[:1], steps.get, _IN_ANY_CASE)
+            self._simulate([trial for trial in steps if trial not in self.found or number],
+                           steps.get, over, number)
+            trials = self._next(trials)
+
+    def _affordable(self, trials, rung):
+        """Returns the first ones of a list of trials, as many as a rung has time for."""
+        each = _START + self._cost * min(rung.steps * self._needed, self._afford(rung.share, BEST))
+        left, begun, found = rung.share * self._seconds, set(), []
+        for trial in trials:
+            left -= each + _PROCESS * (trial.config.scheme not in begun)
+            begun.add(trial.config.scheme)
+            if left < 0 and len(found) >= BEST:
+                break
+            found.append(trial)
+        return found
+
+    def _next(self, trials):
+        """Returns trials for the next rung: the best of these, and some like them, best first."""
+        its = {trial.config for trial in trials}
+        ranked = [trial for trial in self.ranked() if trial.config in its]
+        kept = ranked[:max(BEST, len(ranked) // 3)]
+        leaders = collections.OrderedDict()
+        for trial in kept:
+            leaders.setdefault(trial.config.scheme, trial)
+        around = [self._space.around(trial)[1:] for trial in kept]
+        known = {trial.config for trial in self.found}
+        others = [[Trial(config, trial.exponent)
+                   for config in self._space.in_order(trial.config.scheme)
+                   if config not in known and config not in self.too_slow][:_LIKE_IT]
+                  for trial in list(leaders.values())[:_LEADERS]]
+        found = [*kept, *sum(around[:_LEADERS], []), *sum(others, []),
+                 *sum(around[_LEADERS:BEST], []), *(
+                     trial for trial in self._all if trial not in self.found)]
+        return list(collections.OrderedDict.fromkeys(found))
+
+    def best(self):
+        """Returns the best trial of each scheme, a list of at most BEST, one process among them."""
+        of_scheme = collections.OrderedDict()
+        for trial in self.ranked():
+            if self.worth(trial)[0] == _DIVERGED:
+                break
+            of_scheme.setdefault(trial.config.scheme, trial)
+        best = list(of_scheme.values())
+        if ALONE in of_scheme and of_scheme[ALONE] not in best[:BEST]:
+            best[BEST - 1:] = [of_scheme[ALONE]]
+        return best[:BEST]
+
+    def _repeat(self):
+        """Simulates the best ones with other seeds, as far as is needed."""
+        best = self.best()
+
+        def local_steps(trial):
+            row = self.found[trial][1][0]
+            whole = int(row['examples']) / self._space.batch_size
+            if row['target_examples'] == '':
+                return whole
+            return min(whole, _MORE * float(row['target_examples']) / self._space.batch_size)
+
+        for seed in SEEDS[1:]:
+            self._simulate(best, local_steps, 1, len(RUNGS), seed)

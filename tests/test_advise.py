@@ -1,0 +1,657 @@
+"""The advisor: what it is told, the clock alone, the search where one knows the answer."""
+
+import collections
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from conftest import ROOT
+from processes import wait_until
+from test_simulation import toy  # noqa: F401
+
+import advise
+import advise_answer
+import advise_clock
+import advise_cluster
+import advise_costs
+from advise_costs import Costs, Figure
+import advise_folders
+import advise_search
+from advise_search import ALONE, Config, Goal, ONE, Search, Space, Trial
+import advise_simulations
+import advise_steps
+import description
+import schemes
+
+SECONDS = {'one process': 1e-3, 'step, 1 thread': 0.8e-3, 'step, 2 threads': 0.5e-3,
+           'exchange': 1e-3, 'exchange, a byte': 1e-9, 'exchange work': 1.4e-3, 'update': 50e-6,
+           'ring': 0.4e-3, 'ring work': 0.5e-3, 'hop': 0.2e-3, 'hop work': 0.15e-3}
+
+
+def costs_of(**changes):
+    """Returns `Costs` of round numbers; a figure is sure to 10 %. Other times in seconds."""
+    names = {name.replace(', ', '_').replace(' ', '_'): name for name in SECONDS}
+    seconds = dict(SECONDS, **{names[name]: value for name, value in changes.items()})
+    figures = {name: Figure(value, 0.9 * value, 1.1 * value, 'by hand')
+               for name, value in seconds.items()}
+    for name, value in (('threads', 1.), ('variation', 0.), ('parameters', 4e4), ('pull', 4e4),
+                        ('push', 4e4)):
+        figures[name] = Figure(value, value, value, 'by hand')
+    return Costs(collections.OrderedDict((name, figures[name]) for name in [
+        *advise_costs.MEANINGS, 'step, 2 threads']))
+
+
+# Costs.
+
+def test_costs_are_read_as_they_are_written(tmp_path):
+    costs = costs_of()
+    costs.write(tmp_path / 'costs.json')
+    read = advise_costs.read(tmp_path / 'costs.json')
+    for name, figure in costs.figures.items():
+        assert read.figures[name][:3] == pytest.approx(figure[:3], rel=1e-3), name
+    assert read.get('exchange', 'high') == pytest.approx(1.1e-3)
+    written = json.loads((tmp_path / 'costs.json').read_text(encoding='utf-8'))['figures']
+    assert written['exchange'] == {'value': '1ms', 'low': '900us', 'high': '1.1ms',
+                                   'how': 'by hand'}
+    assert written['pull']['value'] == '40000B'
+
+
+def test_a_step_with_more_threads_than_were_measured():
+    costs = costs_of()
+    assert [costs.step(threads) for threads in (0, 1, 2, 3, 64)] == [
+        0.8e-3, 0.8e-3, 0.5e-3, 0.5e-3, 0.5e-3]
+
+
+@pytest.mark.parametrize('edit, complaint', [
+    (lambda values: values['figures'].pop('hop'), '"hop" is missing: a hop of the ring'),
+    (lambda values: values['figures']['hop'].update(value='2'), '"hop": 2 has no unit'),
+    (lambda values: values['figures'].update(hop={}), '"hop": it has no value'),
+    (lambda values: values.pop('figures'), 'it has no figures'),
+])
+def test_bad_costs(tmp_path, edit, complaint):
+    path = tmp_path / 'costs.json'
+    costs_of().write(path)
+    values = json.loads(path.read_text(encoding='utf-8'))
+    edit(values)
+    path.write_text(json.dumps(values), encoding='utf-8')
+    with pytest.raises(SystemExit) as error:
+        advise_costs.read(path)
+    assert str(error.value).startswith(f'--costs={path}: ') and complaint in str(error.value)
+    assert '\n' not in str(error.value)
+
+
+def test_a_spread():
+    assert advise_steps.spread([1, 1, 1, 2, 2, 2, 9, 9, 9]) == (2, 1, 9)
+    assert advise_steps.spread([3.]) == (3, 3, 3)
+
+
+# The cluster.
+
+FOUR = '5 hosts, 2 cores, 1Gbit, 1ms'
+
+
+def test_words():
+    cluster = advise_cluster.Cluster(f'{FOUR}, 1 slow by 3')
+    assert cluster.numbers_of_workers(False) == [2, 3, 4, 8], 'one for each core, at last'
+    assert cluster.numbers_of_workers(True) == [2, 4, 5, 10], 'a ring needs no host for a ps'
+    assert cluster.numbers_of_ps(2) == [1, 2] and cluster.numbers_of_ps(4) == [1]
+    flags = cluster.flags(costs_of(), 4, 1)
+    assert flags == {
+        'workers': '4', 'ps': '1', 'latency': '0.0005s', 'bandwidth': '1000Mbit',
+        'ps_bandwidth': '1000Mbit', 'update': '50us', 'step': '500us,500us,500us,1.5ms',
+        'exchange': '1.03ms'}
+    assert cluster.flags(costs_of(), 3, 1)['step'] == '500us', 'the slow host is the last'
+    both = cluster.flags(costs_of(), 8, 1)
+    assert both['bandwidth'] == '500Mbit' and both['step'] == ','.join(
+        ['800us', '800us', '800us', '2.4ms'] * 2)
+    late = advise_cluster.Cluster(f'{FOUR}, 1 slow by 50ms').flags(costs_of(), 4, 1)
+    assert late['step'] == '500us' and late['straggler'] == '3:0.05'
+    for each in flags, both, late:
+        assert set(each) <= set(advise_simulations.COLUMNS)
+
+
+def test_this_machine(monkeypatch):
+    monkeypatch.setattr(advise_cluster.os, 'cpu_count', lambda: 2)
+    cluster = advise_cluster.Cluster()
+    assert cluster.words() == 'this machine, 2 cores'
+    assert cluster.numbers_of_workers(False) == [2, 4] and cluster.numbers_of_ps(2) == [1, 2]
+    flags = cluster.flags(costs_of(), 2, 1)
+    assert flags['cores'] == '2' and flags['exchange'] == '1.08ms' and flags['update'] == '0s'
+    assert flags['step'] == '800us' and flags['exchange_work'] == '1.4ms'
+    assert flags['bandwidth'] == 'inf'
+    held = cluster.flags(costs_of(), 2, 1, stages=7)
+    assert held['exchange'] == '1.512ms', 'a gate has two more stages'
+    ring = cluster.flags(costs_of(), 2, 0, is_ring=True)
+    assert (ring['exchange'], ring['hop'], ring['hop_work']) == ('400us', '200us', '150us')
+
+
+def test_hosts_that_share_cores():
+    """As those that are imitated on one machine: a network, and processors for all."""
+    flags = advise_cluster.Cluster('3 hosts, 2 cores shared, 1Gbit, 10ms').flags(
+        costs_of(), 2, 1)
+    assert flags['cores'] == '2' and flags['latency'] == '0.005s'
+    assert flags['exchange_work'] == '1.4ms' and flags['update'] == '0s'
+
+
+def test_files(tmp_path):
+    path = tmp_path / 'mine.json'
+    path.write_text(json.dumps({'about': 'mine', 'hosts': 5, 'cores': 2, 'rate': '1Gbit',
+                                'round_trip': '1ms'}), encoding='utf-8')
+    costs = costs_of()
+    assert advise_cluster.Cluster(str(path)).flags(costs, 4, 1) == advise_cluster.Cluster(
+        FOUR).flags(costs, 4, 1)
+    sites = advise_cluster.Cluster('sites')
+    assert sites.numbers_of_workers(False) == [2, 4, 8]
+    flags = sites.flags(costs, 8, 1)
+    assert flags['latency'] == '50us,25ms,25ms,25ms' and flags['step'] == 'lognormal:2ms:0.2'
+    assert 'cores' not in flags
+    description.Cluster(**{name: value.split(',') if name in ('step', 'latency', 'bandwidth')
+                           else value for name, value in flags.items()})
+
+
+@pytest.mark.parametrize('text, complaint', [
+    ('4 hosts, fast', 'what is "fast"? Please say it as in'),
+    ('4 hosts', 'several hosts have a network: say its rate and its round trip'),
+    ('4 hosts, 1Gbit, 9 slow by 3', '9 slow ones are too many: there are 4'),
+    ('nowhere', 'there are ethernet, '),
+    ('{"hosts": 4, "speed": 3}', 'what is "speed"? There are hosts, cores, '),
+    ('{"hosts": 4, "rate": "1"}', '1 has no unit'),
+    ('{"workers": 4, "die": ["3:10s"]}', '"die" is not for this'),
+])
+def test_a_cluster_that_cannot_be(tmp_path, text, complaint):
+    if text.startswith('{'):
+        path = tmp_path / 'mine.json'
+        path.write_text(text, encoding='utf-8')
+        text = str(path)
+    with pytest.raises(SystemExit) as error:
+        advise_cluster.Cluster(text)
+    assert str(error.value).startswith(f'--cluster={text}: ') and complaint in str(error.value)
+    assert '\n' not in str(error.value)
+
+
+# Folders.
+
+def test_the_digits_need_no_folder_of_their_own(tmp_path):
+    folder = advise_folders.Folder('HogWild', [], tmp_path)
+    assert folder.of('AGN') == ROOT / 'AGN'
+    assert folder.of(ALONE) == ROOT / 'Non-Distributed-Setup'
+    assert not list(tmp_path.iterdir())
+    assert {'AGN', 'Ring-AllReduce'} < set(folder.names) and 'Work-Queue' not in folder.names
+
+
+def test_a_model_of_ones_own(tmp_path):
+    """It gets a folder for each scheme; a scheme of one's own is one more."""
+    mine = tmp_path / 'Mine'
+    shutil.copytree(str(ROOT / 'HogWild'), str(mine))
+    with open(mine / 'model.py', 'a', encoding='utf-8') as file:
+        file.write('# mine\n')
+    (mine / 'numbers.txt').write_text('1 2 3', encoding='utf-8')
+    folder = advise_folders.Folder(str(mine), [], tmp_path / 'joined')
+    assert 'Mine' not in folder.names, 'its worker.py is that of HogWild'
+    joined = folder.of('AGN')
+    assert joined == tmp_path / 'joined' / 'AGN'
+    text = {name: (joined / name).read_text(encoding='utf-8')
+            for name in ('model.py', 'worker.py', 'numbers.txt', '../tfdist/__init__.py')}
+    assert text['model.py'].endswith('# mine\n') and text['numbers.txt'] == '1 2 3'
+    assert text['worker.py'] == (ROOT / 'AGN' / 'worker.py').read_text(encoding='utf-8')
+    assert not (joined / 'worker.py').is_symlink(), 'Python would look for model.py elsewhere'
+    before = folder.identity
+    with open(mine / 'worker.py', 'a', encoding='utf-8') as file:
+        file.write('# my scheme\n')
+    folder = advise_folders.Folder(str(mine), [], tmp_path / 'joined')
+    assert 'Mine' in folder.names and folder.of('Mine') == mine
+    assert folder.identity != before
+    assert folder.identity != advise_folders.Folder(str(mine), ['--seed=2'], tmp_path).identity
+
+
+# The clock alone.
+
+@pytest.mark.parametrize('folder', ['HogWild', 'AGN', 'SSP', 'AEASGD', 'Synchronous-SGD',
+                                    'Local-SGD', 'Ring-AllReduce'])
+@pytest.mark.parametrize('cluster', [
+    dict(latency=['2ms'], update='0.3ms'),
+    dict(step=['1ms', '5ms'], cores='2', exchange='1ms', exchange_work='1.4ms', hop='0.2ms',
+         hop_work='0.1ms')])
+def test_the_clock_is_that_of_the_simulation(toy, folder, cluster):  # noqa: F811
+    """With gradients it takes as long, and is as stale."""
+    whole = toy(folder, 3, train_steps=120, **dict(dict(step=['3ms']), **cluster))
+    silent = advise_clock.Silent(toy(folder, 2, train_steps=1, step=['1ms']).player)
+    window = silent.pieces[-2].local_steps or 1
+    flags = {name: ','.join(value) if isinstance(value, list) else value
+             for name, value in dict(dict(step=['3ms']), workers='3', **cluster).items()}
+    found = advise_clock.simulate(silent, window, flags)
+    assert found['rate'] == pytest.approx(whole.record.rate(), rel=0.06)
+    assert found['computes'] == pytest.approx(
+        whole.record.seconds['computes'] / sum(whole.record.seconds.values()), abs=0.05)
+    if whole.record.staleness:
+        assert found['staleness'] == pytest.approx(whole.record.mean_staleness(), abs=0.15)
+
+
+def test_longer_windows_than_the_graph_has(toy):  # noqa: F811
+    """By hand: a round takes four latencies and so many local steps."""
+    silent = advise_clock.Silent(toy('AGN', 2, train_steps=1, step=['1ms']).player)
+    for window in 5, 50:
+        found = advise_clock.simulate(silent, window, {
+            'workers': '4', 'step': '1ms', 'latency': '10ms'})
+        assert found['rate'] == pytest.approx(4 * window / (0.04 + 1e-3 * window), rel=0.02)
+        assert found['computes'] == pytest.approx(window / (40 + window), abs=0.05)
+
+
+def test_workers_that_are_late(toy):  # noqa: F811
+    silent = advise_clock.Silent(toy('Synchronous-SGD', 2, train_steps=1, step=['1ms']).player)
+    found = advise_clock.simulate(silent, 1, {'workers': '4', 'step': '1ms',
+                                              'straggler': '3:0.049'})
+    assert found['rate'] == pytest.approx(4 / 0.05)
+    assert found['waits'] == pytest.approx(3 * 49 / 200, abs=0.02)
+
+
+def test_a_cluster_on_which_nothing_happens(toy):  # noqa: F811
+    silent = advise_clock.Silent(toy('HogWild', 2, train_steps=1, step=['1ms']).player)
+    with pytest.raises(SystemExit, match='Time stands still'):
+        advise_clock.simulate(silent, 1, {'workers': '4', 'step': '0s'})
+
+
+# The search.
+
+class Invented:
+    """Stands for `advise_simulations.Simulations`: each local step is worth as much as any other.
+
+    But for the step size: with the exponent 1 a target takes 400 local steps, and twice as many
+    with each one farther from that.
+    """
+
+    def __init__(self, rates, deadline=None):
+        self._rates, self.asked, self.left_out = rates, [], {}
+        self.deadline, self.number = deadline or time.monotonic() + 100, 0
+
+    def stop(self):
+        self.is_stopped = True
+
+    def run(self, asked, then, until):
+        for trial, _, flags in asked:
+            if time.monotonic() > until:
+                return
+            self.asked.append((trial, flags))
+            steps = int(flags['local_steps'])
+            needed = 400 * 2 ** abs(trial.exponent - 1)
+            rate = self._rates[trial.config]['rate']
+            reached = steps >= needed
+            then(trial, {
+                'accuracy': str(min(0.99, 0.95 * steps / needed)), 'loss': '0.1', 'diverged': '0',
+                'examples': str(32 * steps), 'seconds': str(steps / rate),
+                'target_seconds': str(needed / rate) if reached else '',
+                'target_examples': str(32 * needed) if reached else '',
+                'curve': f'{32 * steps}:{steps / rate}:0.9'})
+
+
+def answers_of(toy, costs, tmp_path, text, names):  # noqa: F811
+    """Returns what `advise_clock` answers, of the toy problem, whose steps take what costs say."""
+    costs.write(tmp_path / 'costs.json')
+    found = {}
+    for name in names:
+        player = toy(name, 2, train_steps=1, step=['1ms']).player
+        silent, has_window = advise_clock.Silent(player), name in ('AGN', 'Local-SGD')
+        rows = advise_clock._rows(silent, {'cluster': text, 'costs': str(tmp_path / 'costs.json')},
+                                  advise_clock.WINDOWS if has_window else [1])
+        together = bool(player.scheme.complete is not None or player.scheme.sums)
+        found[name] = {
+            'rows': rows, 'window_flags': ['communication_window'] * has_window,
+            'rate_flag': 'learning_rate', 'rate': 0.1, 'rate_is_given': False,
+            'train_steps': 3000, 'batch_size': 32, 'together': together,
+            'averages': together and not has_window, 'pushes': 1}
+    found[ALONE] = dict(found['HogWild'], rows=[])
+    return found
+
+
+TARGET = Goal(0.95, None)
+NAMES = 'HogWild', 'AGN', 'Synchronous-SGD', 'Local-SGD'
+
+
+@pytest.fixture
+def searched(toy, tmp_path):  # noqa: F811
+    """A function that searches on a cluster; returns the search, and what was simulated."""
+    def make(text, costs, goal=TARGET, seconds=60, names=NAMES):
+        space = Space(answers_of(toy, costs, tmp_path, text, names), costs, goal)
+        invented = Invented(space.rows, time.monotonic() + seconds)
+        search = Search(space, invented, goal, seconds, 2)
+        search.run()
+        return search, invented
+
+    return make
+
+
+def rates(search):
+    """Returns the highest rates, a dict by scheme."""
+    found = collections.defaultdict(float)
+    for config, row in search._space.rows.items():
+        found[config.scheme] = max(found[config.scheme], row['rate'])
+    return found
+
+
+def test_on_a_slow_link_windows_win(searched):
+    search, _ = searched('5 hosts, 1 core, 1Gbit, 20ms', costs_of())
+    best = search.best()[0].config
+    assert best.scheme in ('AGN', 'Local-SGD') and best.window >= 20 and best.workers == 4
+    found = rates(search)
+    assert max(found['HogWild'], found['Synchronous-SGD']) < found[ALONE] < found['AGN']
+
+
+def test_without_latency_synchronous_is_as_good(searched):
+    search, _ = searched('5 hosts, 1 core, 100Gbit, 0.01ms',
+                         costs_of(step_1_thread=10e-3, one_process=10e-3, exchange=1e-4),
+                         seconds=2000)
+    found = rates(search)
+    assert found['Synchronous-SGD'] == pytest.approx(found['HogWild'], rel=0.1)
+    assert found['HogWild'] > 3.5 * found[ALONE]
+    assert ALONE != search.best()[0].config.scheme
+
+
+def test_with_a_straggler_asynchronous_wins(searched):
+    search, _ = searched('5 hosts, 1 core, 1Gbit, 1ms, 1 slow by 5',
+                         costs_of(step_1_thread=1., step_2_threads=1., one_process=1.),
+                         seconds=20000, names=('HogWild', 'Synchronous-SGD'))
+    first = search.best()[0].config
+    assert first.scheme == 'HogWild' and first.workers in (3, 4)
+    found = search._space.rows
+    # All wait for the fifth second; without the slow host three are as fast as they can be.
+    assert found[Config('Synchronous-SGD', 1, 4, 1)]['rate'] == pytest.approx(0.8, rel=0.02)
+    assert found[Config('Synchronous-SGD', 1, 3, 1)]['rate'] == pytest.approx(3, rel=0.02)
+    assert found[Config('HogWild', 1, 4, 1)]['rate'] == pytest.approx(3.2, rel=0.05)
+
+
+def test_on_a_hopeless_network_one_process_is_best(searched):
+    search, invented = searched('5 hosts, 1 core, 1Mbit, 2s', costs_of())
+    assert search.best()[0].config == ONE
+    assert len(search.too_slow) == len(search._space.rows) - 1, 'the clock rules out all others'
+    assert {trial.config.scheme for trial, _ in invented.asked} == {ALONE, *NAMES}, (
+        'and some are simulated to compare with')
+    assert search.worth(search.best()[1])[0] == 0, 'and long enough, if they may'
+
+
+def test_what_is_simulated(searched):
+    """More and more local steps; the best step size; other seeds at the end."""
+    search, invented = searched('5 hosts, 1 core, 1Gbit, 1ms', costs_of())
+    assert all(search._space.step_size(trial)[1] == '0.3' for trial in search.best())
+    lengths = collections.defaultdict(list)
+    for trial, flags in invented.asked:
+        if flags['seed'] == '1':
+            lengths[trial].append(int(flags['local_steps']))
+    assert all(each == sorted(set(each)) for each in lengths.values())
+    assert max(map(len, lengths.values())) > 1
+    seeds = {trial: set(rows) for trial, rows in search.found.items() if len(rows) > 1}
+    assert set(seeds) == set(search.best()) and set(map(frozenset, seeds.values())) == {
+        frozenset([1, 2, 3])}
+    first = [flags for _, flags in invented.asked[:3]]
+    assert [flags['learning_rate'] for flags in first] == ['0.0333', '0.1', '0.3']
+    assert all(flags['step'] == '1ms' and flags['workers'] == '1' for flags in first)
+
+
+def test_a_budget_bounds_it(searched):
+    """With less time, fewer and shorter simulations; with none, none."""
+    (_, few), (_, many) = (searched(FOUR, costs_of(), seconds=seconds) for seconds in (10, 600))
+    asked = [sum(int(flags['local_steps']) for _, flags in each.asked) for each in (few, many)]
+    assert asked[0] < asked[1] and len(few.asked) < len(many.asked)
+
+
+def test_within_a_time(searched):
+    """No target: what is best after a second, which is what makes the most of it."""
+    search, invented = searched('5 hosts, 1 core, 1Gbit, 1ms', costs_of(), Goal(None, 0.1))
+    assert search.best()[0].config.scheme in ('AGN', 'Local-SGD')
+    alone = max(int(flags['local_steps']) for trial, flags in invented.asked
+                if trial.config == ONE)
+    assert alone == 100
+
+
+def test_who_stops_it_gets_what_there_is(toy, tmp_path):  # noqa: F811
+    class Stopped(Invented):
+        def run(self, asked, then, until):
+            super().run(asked[:8], then, until)
+            if len(self.asked) > 10:
+                raise KeyboardInterrupt
+
+    costs = costs_of()
+    space = Space(answers_of(toy, costs, tmp_path, FOUR, NAMES), costs, TARGET)
+    stopped = Stopped(space.rows)
+    search = Search(space, stopped, TARGET, 60, 2)
+    search.run()
+    assert search.is_stopped and stopped.is_stopped and search.best()
+
+
+def test_a_model_without_an_accuracy(searched, monkeypatch):
+    def run(self, asked, then, until):
+        for trial, _, _ in asked:
+            then(trial, {'accuracy': '', 'loss': '0.3', 'diverged': '0', 'target_seconds': '',
+                         'target_examples': '', 'examples': '320', 'curve': ''})
+
+    monkeypatch.setattr(Invented, 'run', run)
+    with pytest.raises(SystemExit, match='has no accuracy: ask for .* --within=10'):
+        searched(FOUR, costs_of())
+    search, _ = searched(FOUR, costs_of(), Goal(None, 0.1))
+    assert search.best()
+
+
+def test_what_is_better():
+    row = {'diverged': '0', 'loss': '0.1', 'accuracy': '0.9', 'target_seconds': ''}
+    soon, late = (dict(row, target_seconds=each) for each in ('1', '2'))
+    order = [soon, late, dict(row, accuracy='0.95'), row, dict(row, loss='0.2'),
+             dict(soon, diverged='1')]
+    assert sorted(order, key=advise_search.worth) == order
+    assert advise_search.worth(row, 2) < advise_search.worth(dict(row, accuracy='0.94'), 1), (
+        'it was simulated for longer')
+
+
+class Process:
+    """Stands for a process that simulates; it ends with a complaint for large step sizes."""
+
+    def __init__(self, folder, name):
+        self.name = name
+
+    def simulate(self, asked):
+        if asked['learning_rate'] == '9':
+            sys.exit(f"{self.name}, {{'workers': '2'}}: predictions must be in [0, 1]")
+        return {'accuracy': 0.5, 'loss': 0.1}
+
+    def stop(self):
+        pass
+
+    def __exit__(self, *_):
+        pass
+
+
+def test_a_simulation_that_fails(tmp_path, monkeypatch):
+    """It counts as one that diverged. A scheme is left out if all of it fails."""
+    monkeypatch.setattr(advise_simulations, '_Process', Process)
+    folder = advise_folders.Folder('HogWild', [], tmp_path)
+    asked = [(number, name, {'learning_rate': rate}) for number, (name, rate) in enumerate(
+        [('AGN', '1'), ('AGN', '9'), ('SSP', '9')])]
+    found, now = {}, time.monotonic()
+    with advise_simulations.Simulations(folder, tmp_path / 'all.csv', 1, now + 9) as simulations:
+        simulations.run(asked, found.__setitem__, now + 9)
+        late = {}
+        simulations.run([(3, 'AGN', {'learning_rate': '2'}), *asked], late.__setitem__, now)
+    assert found[0]['accuracy'] == '0.5' and found[1] == found[2] == advise_simulations.FAILED
+    assert advise_search.worth(found[1])[0] == advise_search._DIVERGED
+    assert simulations.left_out == {'SSP': 'predictions must be in [0, 1]'}
+    assert list(late) == [0], 'what is in the file takes no time'
+
+
+# The answer.
+
+class Told:
+    """Stands for an `advise_clock.Oracle`: rates at higher costs, and with improvements."""
+
+    def __init__(self, rates):
+        self._rates = rates
+
+    def ask(self, _, questions):
+        found = []
+        for question in questions:
+            variants = question['variants']
+            its = Config(question['name'], question['windows'][0], variants[0]['workers'][0],
+                         variants[0]['ps'][0])
+            times = {'low': 1.1, 'high': 0.9}
+            found.append({'rows': [
+                {'variant': number, 'rate': self._rates[its]['rate'] * (
+                    times.get(variant.get('at'), 2 if 'improved' in variant else 1))}
+                for number, variant in enumerate(variants)]})
+        return found
+
+
+@pytest.fixture
+def answered(searched, tmp_path):
+    """A function that answers for a cluster, in words, and costs."""
+    def make(text, costs):
+        search, _ = searched(text, costs)
+        folder = advise_folders.Folder('HogWild', [], tmp_path)
+        return advise_answer.Answer(search, search._space, Told(search._space.rows), folder,
+                                    advise_cluster.Cluster(text), costs, TARGET)
+    return make
+
+
+def test_the_answer(answered, tmp_path):
+    answer = answered('5 hosts, 1 core, 1Gbit, 20ms', costs_of())
+    best = answer.best
+    assert best['seconds'] == pytest.approx(400 / best['local_steps_per_second'])
+    assert (best['from'], best['to']) == pytest.approx(
+        (best['seconds'] / 1.1, best['seconds'] / 0.9), rel=1e-3)
+    together = 4 if best['scheme'] == 'Local-SGD' else 1
+    assert best['command'] == (
+        f'WORKERS=4 PS=1 bash {best["scheme"]}/run.sh '
+        f'--train_steps={-(-800 // (best["window"] * together))} '
+        f'--communication_window={best["window"]} --learning_rate=0.3')
+    said = answer.sentences()
+    assert len(said) == 5 and said[0].startswith(f'Take {best["scheme"]} with 4 workers, 1 ps, ')
+    assert said[1].startswith('It pays: one process takes 0.4 s, ')
+    assert 'twice the bandwidth, 2 times as many local steps/s' in said[3]
+    assert 'on the one test set of the model' in said[4]
+    table = answer.table().splitlines()
+    assert table[0].startswith('|  | window | step size | workers | ps | s to 95 % |')
+    assert len(table) == 2 + len(answer.entries) <= 7
+    assert any(line.startswith('| one process |') for line in table)
+    assert answer.draw(tmp_path / 'accuracy.png')
+    assert (tmp_path / 'accuracy.png').read_bytes().startswith(b'\x89PNG')
+    found = json.loads(json.dumps(answer.as_json()))
+    assert found['advised'][0]['scheme'] == best['scheme'] and found['target'] == 0.95
+
+
+def test_stay_on_one_machine(answered):
+    answer = answered('5 hosts, 1 core, 1Mbit, 2s', costs_of())
+    assert answer.best['scheme'] == ALONE
+    assert answer.best['command'] == ('bash Non-Distributed-Setup/run.sh --train_steps=800 '
+                                      '--learning_rate=0.3 --num_threads=1')
+    assert answer.sentences()[0].startswith('Stay on one machine: one process with a step size')
+    assert answer.sentences()[1].startswith('It does not pay to distribute this: ')
+    assert (answer.best['from'], answer.best['to']) == pytest.approx((0.36, 0.44))
+
+
+@pytest.mark.parametrize('row, what', [
+    ({'processors': 0.99, 'computes': 0.9}, 'the cores'),
+    ({'out of the ps': 0.97, 'into the ps': 0.9, 'pulls': 0.8}, 'the line out of the ps'),
+    ({'updates': 0.95, 'pushes': 0.8}, 'updates on the ps'),
+    ({'computes': 0.5, 'waits': 0.2, 'pulls': 0.2, 'pushes': 0.1}, 'computing'),
+    ({'computes': 0.4, 'waits': 0.1, 'pulls': 0.3, 'pushes': 0.2}, 'pulls and pushes'),
+    ({'computes': 0.3, 'waits': 0.7}, 'waiting')])
+def test_what_limits(row, what):
+    assert advise_answer.limited_by(row) == what
+
+
+def test_when_a_curve_comes_to_a_target():
+    assert advise._reached([(1, 1., .5), (2, 3., .9), (3, 4., .95)], .7) == pytest.approx(2)
+    assert advise._reached([(1, 2., .8)], .4) == pytest.approx(1)
+    assert advise._reached([(1, 2., .8)], .9) is None
+
+
+# The program.
+
+def start(*arguments):
+    """Runs the program; returns its status and its lines."""
+    done = subprocess.run(
+        ['bash', str(ROOT / 'Simulation' / 'run.sh'), '--advise', *map(str, arguments)],
+        env={'PYTHON': sys.executable, 'PATH': os.environ['PATH']}, check=False, timeout=300,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
+    return done.returncode, done.stdout.splitlines()
+
+
+@pytest.mark.parametrize('arguments, complaint', [
+    (['--folder=nowhere'], '--folder=nowhere: there is no such folder.'),
+    (['--folder=docs'], '--folder=docs: it has no model.py.'),
+    (['--target=2'], '--target=2: an accuracy is at most 1'),
+    (['--target=0.9', '--within=3'], '--target and --within: one of them'),
+    (['--minutes=0'], 'argument --minutes: invalid number above 0'),
+    (['--misspelt'], 'unrecognized arguments: --misspelt'),
+    (['--run', f'--cluster={FOUR}'], '--run: it runs on this machine'),
+])
+def test_bad_input(tmp_path, capsys, arguments, complaint):
+    with pytest.raises(SystemExit) as error:
+        advise.main([f'--results_dir={tmp_path}', *arguments])
+    assert str(error.value).startswith(complaint) and '\n' not in str(error.value)
+    assert not capsys.readouterr().out
+
+
+def test_a_flag_that_nobody_has(tmp_path):
+    """The programs find it, and one line says it."""
+    costs_of().write(tmp_path / 'costs.json')
+    status, lines = start(f'--results_dir={tmp_path}', f'--costs={tmp_path / "costs.json"}',
+                          '--schemes=AGN', '--', '--misspelt=3')
+    assert status == 1
+    assert lines[-1].startswith('The model cannot be simulated: ') and 'misspelt' in lines[-1]
+    assert len(lines) == 2
+
+
+def test_it_advises(tmp_path):
+    """Really simulated, on a hopeless network: stay. A second start has it all in its files."""
+    costs_of(one_process=0.25e-3, step_1_thread=0.1e-3).write(tmp_path / 'costs.json')
+    arguments = (f'--results_dir={tmp_path}', f'--costs={tmp_path / "costs.json"}', '--jobs=1',
+                 '--schemes=AGN', '--minutes=0.2', '--target=0.8',
+                 '--cluster=3 hosts, 1 core, 1Mbit, 1s')
+    status, lines = start(*arguments)
+    assert status == 0, lines
+    assert any(line.startswith('1. Stay on one machine: one process with ') for line in lines)
+    found = json.loads((tmp_path / 'answer.json').read_text(encoding='utf-8'))
+    assert [entry['scheme'] for entry in found['advised']] == [ALONE, 'AGN']
+    assert found['advised'][0]['accuracy'] > 0.8 and not found['left_out']
+    rows = (tmp_path / 'simulated.csv').read_text(encoding='utf-8').splitlines()
+    status, again = start(*arguments)
+    assert status == 0
+    later = (tmp_path / 'simulated.csv').read_text(encoding='utf-8').splitlines()
+    assert later[:len(rows)] == rows
+
+
+@pytest.mark.thorough
+def test_it_measures_and_runs(tmp_path):
+    """All of it, on this machine."""
+    status, lines = start(f'--results_dir={tmp_path}', '--schemes=HogWild,AGN', '--run')
+    assert status == 0, lines
+    costs = advise_costs.read(tmp_path / 'costs.json')
+    assert 1e-5 < costs.get('step, 1 thread') < costs.get('exchange') < 0.1
+    assert costs.get('parameters') == 4 * (64 * 128 + 128 + 128 * 10 + 10)
+    assert [line for line in lines if line.startswith('| local steps/s |')]
+
+
+@pytest.mark.thorough
+def test_ctrl_c(programs, tmp_path):
+    """It answers with what it has."""
+    costs_of().write(tmp_path / 'costs.json')
+    run = programs.start(
+        [sys.executable, ROOT / 'Simulation' / 'advise.py', f'--results_dir={tmp_path}',
+         f'--costs={tmp_path / "costs.json"}', '--minutes=5'], env={'PYTHONPATH': str(ROOT)})
+    wait_until(lambda: any('best so far' in line for line in run.out), run)
+    os.kill(run.pid, signal.SIGINT)
+    assert run.wait() == 0
+    assert any('stopped before its end' in line for line in run.out)
+    assert (tmp_path / 'answer.json').exists()
+
+
+def test_it_knows_each_scheme_of_the_simulation():
+    """What is no candidate makes the updates of another one, or has another model."""
+    folder = advise_folders.Folder('HogWild', [], ROOT)
+    assert set(schemes.folders()) - set(folder.names) == {
+        'Distributed-MNIST', 'Distributed-Setup', 'Elastic-Workers', 'Parameter-Placement',
+        'Work-Queue', 'Synchronous-SGD-different-learning-rates'}
+    assert Trial(ONE, 0).config.scheme == ALONE
