@@ -473,8 +473,8 @@ def rows(figures, cases):
         ratio, target = '', TARGETS.get(name, '')
         if 'steps/s' in name and BARE in figures:
             ratio = f'{statistics.median(v / b for v, b in zip(values, figures[BARE])):.2f}'
-        low, median, high = (f'{v:.3g}' if v < 100 else f'{v:.0f}'
-                             for v in (min(values), statistics.median(values), max(values)))
+        low, median, high = map(readmes.rounded, (min(values), statistics.median(values),
+                                                  max(values)))
         found.append(dict(zip(COLUMNS, [name, median, f'{low} to {high}', ratio,
                                         f'missed: {target}' if missed(name, figures)
                                         else target])))

@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 
-from measuring import hosts, peers
+from measuring import hosts, peers, readmes
 from measuring.folders import Example
 from measuring.runs import notes_in, rate, Run
 
@@ -172,7 +172,6 @@ def rows(figures, pairs):
         word = '' if target is None else f'>= {target}'
         if target is not None and float(ratio) < target:
             word = f'missed: {word}'
-        found.append(dict(zip(COLUMNS, [name, *(f'{rate:.{0 if rate >= 100 else 1}f}'
-                                                for rate in (own, other)), ratio,
+        found.append(dict(zip(COLUMNS, [name, readmes.rounded(own), readmes.rounded(other), ratio,
                                         f'{min(ratios):.2f} to {max(ratios):.2f}', word])))
     return found

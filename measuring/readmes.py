@@ -82,6 +82,11 @@ def table(lines, align='lr'):
     return '\n'.join(map(line, [head, rule, *others]))
 
 
+def rounded(value):
+    """Returns a float for a cell: with three digits, or if it has more before the point, these."""
+    return f'{value:.3g}' if value < 100 else f'{value:.0f}'
+
+
 def paragraph(text):
     """Returns a paragraph in lines of at most 100 characters."""
     return textwrap.fill(' '.join(text.split()), 100, break_on_hyphens=False,
