@@ -246,7 +246,8 @@ def large(folder, *flags):
                   f'--data_dir={directory}', *flags)
     steps = run.figures()['steps/s per worker']
     ways = 1 if Example(folder).kind == 'ring' else 2
-    return {STEPS: steps, 'MB/s by two workers': steps * 2 * ways * there_and_back.BYTES / 1e6}
+    size = there_and_back.size_of('mnist')
+    return {STEPS: steps, 'MB/s by two workers': steps * 2 * ways * size / 1e6}
 
 
 def placement(strategy, network, steps):
@@ -340,7 +341,8 @@ CASES = {
            ('AGN', '648k parameters, window 10, ', 30000, ['--model=mnist'], 10, {}, (16, 32)))
        for workers in numbers},
     'TCP on loopback': loopback,
-    'TensorFlow on loopback, 2.6 MB there and back': there_and_back.measure,
+    **{f'TensorFlow on loopback, {size} there and back': partial(there_and_back.measure, model, trips)
+       for model, size, trips in (('digits', '38 kB', 6000), ('mnist', '2.6 MB', 300))},
     'Synchronous-SGD, MNIST': partial(large, 'Synchronous-SGD'),
     'Ring-AllReduce, MNIST': partial(large, 'Ring-AllReduce'),
     'Ring-AllReduce, MNIST, collective': partial(large, 'Ring-AllReduce', COLLECTIVE),

@@ -172,6 +172,7 @@ def rows(figures, pairs):
         word = '' if target is None else f'>= {target}'
         if target is not None and float(ratio) < target:
             word = f'missed: {word}'
-        found.append(dict(zip(COLUMNS, [name, f'{own:.0f}', f'{other:.0f}', ratio,
+        found.append(dict(zip(COLUMNS, [name, *(f'{rate:.{0 if rate >= 100 else 1}f}'
+                                                for rate in (own, other)), ratio,
                                         f'{min(ratios):.2f} to {max(ratios):.2f}', word])))
     return found

@@ -8,28 +8,37 @@ import numpy as np
 from measuring.runs import TIME_LIMIT
 from tfdist.start import ports
 
-# Of the network for MNIST: weights and biases of each layer.
-_SHAPES = [[784, 500], [500], [500, 500], [500], [500, 10], [10]]
-BYTES = 4 * sum(int(np.prod(shape)) for shape in _SHAPES)
+# What travels by itself, by the model: schemes send small variables together, see `transfer`.
+SHAPES = {'digits': [[64 * 128 + 128 + 128 * 10 + 10]],
+          'mnist': [[784, 500], [500, 500], [500 + 500 + 500 * 10 + 10]]}
 _WARM_UP = 20  # trips that do not count
 
 
-def measure(trips=300):
+def size_of(model):
+    """Returns how many bytes the parameters of a model have, a key of SHAPES."""
+    return 4 * sum(int(np.prod(shape)) for shape in SHAPES[model])
+
+
+def measure(model, trips):
     """Has each of two workers fetch the parameters, and send as much back, again and again.
+
+    Args:
+      model: string, a key of SHAPES.
+      trips: int, how often.
 
     Returns:
       Dict of figures: trips/s, and MB/s both ways of both workers.
     """
     free = ports.free_ports(3)
     with multiprocessing.get_context('spawn').Pool(3) as pool:
-        pool.apply_async(_serve, (free, None))
-        rates = [pool.apply_async(_serve, (free, worker, trips)) for worker in range(2)]
+        pool.apply_async(_serve, (free, model, None))
+        rates = [pool.apply_async(_serve, (free, model, worker, trips)) for worker in range(2)]
         rates = [rate.get(TIME_LIMIT) for rate in rates]
     return {'trips/s of each worker': statistics.mean(rates),
-            'MB/s': sum(rates) * 2 * BYTES / 1e6}
+            'MB/s': sum(rates) * 2 * size_of(model) / 1e6}
 
 
-def _serve(free, worker, trips=0):
+def _serve(free, model, worker, trips=0):
     """Is a ps if `worker` is None, else a worker that makes trips; returns the trips/s."""
     from tfdist.start.quiet import tf
     hosts = [f'localhost:{port}' for port in free]
@@ -40,7 +49,7 @@ def _serve(free, worker, trips=0):
         server.join()
     with tf.device('/job:ps/task:0'):
         variables = [tf.get_variable(f'x{i}', shape, initializer=tf.zeros_initializer())
-                     for i, shape in enumerate(_SHAPES)]
+                     for i, shape in enumerate(SHAPES[model])]
         read = [variable.read_value() for variable in variables]
     with tf.device(f'/job:worker/task:{worker}'):
         there = [tf.identity(value) for value in read]
