@@ -20,7 +20,7 @@ import sys
 
 from absl import flags
 from tfdist.data import batches
-from tfdist.scheme import exchange, schedule, transfer
+from tfdist.scheme import exchange, graphs, schedule, transfer
 from tfdist.synchronous import barrier, stamps
 from tfdist.start.quiet import tf
 
@@ -177,8 +177,10 @@ class Worker:
                     self._number, variables, turn)
         with tf.control_dependencies([scheme.barrier.done]):
             completed = exchange.pull(variables, self.global_step)
-        # Nothing below needs the exchange before its end: the local steps go on beside it.
-        x, more = _train(network, rule, x, self._delay)
+        # The local steps beside the exchange begin when the push is on its way. Otherwise a single
+        # thread may make them all before it packs that.
+        with tf.control_dependencies(_leaving(scheme.barrier.push)):
+            x, more = _train(network, rule, [tf.identity(value) for value in x], self._delay)
         found = transfer.to_worker(completed[1:])
         for i, value in zip(indices, found):
             x[i] = self._alpha * x[i] + (1 - self._alpha) * value
@@ -233,6 +235,16 @@ def _check(network, hparams, num_workers):
         sys.exit(f'--replicas_to_aggregate={hparams.replicas_to_aggregate}: with backup workers '
                  'one would be left behind in a fragment, and not know it. Leave it out, or '
                  '--fragments, --fragment_delay and --fragment_alpha.')
+
+
+def _leaving(push):
+    """Returns the ops of the worker whose results a push sends to the ps, a list.
+
+    Args:
+      push: dict of tensors, see `barrier.Barrier`.
+    """
+    return [tensor.op for op in graphs.ancestors(push.values()) for tensor in op.inputs
+            if '/job:worker' in tensor.device and '/job:worker' not in op.device]
 
 
 def _train(network, rule, x, number):

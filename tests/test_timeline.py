@@ -337,7 +337,7 @@ def test_one_trainer_of_a_process_is_traced(asked):
     with tf.Graph().as_default():  # all begins anew, and nothing was traced before
         again = timeline.asked_for(None, 1, '')
         assert again
-        again._first = tf.RunMetadata()
+        again._firsts['loss'] = tf.RunMetadata()
     with tf.Graph().as_default():
         assert timeline.asked_for(None, 1, '') is None
 
