@@ -32,6 +32,7 @@ import experiments
 
 RESULTS = experiments.HERE / 'advice'
 _TARGET, _MINUTES = 0.95, 1.
+_START = 1  # seconds, about
 _MOST_SECONDS = 200  # that a run by --run may be predicted to take
 
 
@@ -299,6 +300,9 @@ def main(arguments):
     if cluster.hosts > 1 and answer.best['ps'] + answer.best['workers'] > 1:
         say('that is for one machine; on the cluster each worker gets these flags, as '
             'docs/several-machines.md says')
+    if answer.best['seconds'] and answer.best['seconds'] < _START:
+        say(f'less than {_START} s is less than processes take to start, which is not predicted: '
+            'what pays here is hardly to be seen')
     (place / 'answer.json').write_text(json.dumps(answer.as_json(), indent=1) + '\n',
                                        encoding='utf-8')
     drawn = answer.draw(place / 'accuracy.png')
