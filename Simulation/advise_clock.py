@@ -26,7 +26,7 @@ from clock import Clock
 from crew import Crew
 import description
 import lives
-from rounds import Round
+from rounds import Computed, Round
 
 WINDOWS = 5, 10, 20, 50  # that are tried, if the scheme has a flag for it
 _WINDOW_FLAGS = 'communication_window', 'n_fetch', 'n_push'
@@ -46,6 +46,17 @@ class _Bytes:
 
     def __add__(self, _):
         return self
+
+
+class _Ready:
+    """Stands for a `gathering.Computation`: there is nothing to compute."""
+
+    def __init__(self, pushed):
+        self._computed = Computed(fed={}, pushed=pushed, figures={}, kept=None)
+
+    def result(self):
+        """See `gathering.Computation`."""
+        return self._computed
 
 
 class Silent:
@@ -70,8 +81,8 @@ class Silent:
             if piece.what == 'pulls':
                 one = player.compute(0, one, piece.number)
                 self._pulls.append(one.pull_bytes)
-        self._pushed = [[_Bytes(size) for size in one.push_bytes(number)]
-                        for number in range(self.pushes)]
+        self._ready = _Ready([[_Bytes(size) for size in one.push_bytes(number)]
+                              for number in range(self.pushes)])
         self._pieces, self._built = player.pieces, sum(
             piece.local_steps for piece in player.pieces if piece.what == 'pushes')
         self.begin_with(self._built, 1)
@@ -79,7 +90,7 @@ class Silent:
     @property
     def push_bytes(self):
         """Bytes that a worker pushes in a round, an int."""
-        return sum(tensor.nbytes for pushed in self._pushed for tensor in pushed)
+        return sum(tensor.nbytes for pushed in self._ready.result().pushed for tensor in pushed)
 
     @property
     def pull_bytes(self):
@@ -99,7 +110,7 @@ class Silent:
 
     def compute(self, worker, one=None, number=0):
         """See `player.Player`."""
-        return Round(self.step, {}, self._pushed, {}, self._pulls[number])
+        return Round(self.step, self._pulls[number], self._ready)
 
     def push(self, worker, one, number=0, stamp=None, sums=()):
         """See `player.Player`; a push with a stamp counts if that is the step."""
