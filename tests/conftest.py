@@ -49,7 +49,7 @@ def load_program(folder, name='worker'):
         flags.FLAGS.set_default(flag, default)
     load_program.flags, load_program.replaced = set(), {}  # also if the import fails
     before = {flag: flags.FLAGS[flag] for flag in flags.FLAGS}
-    load_program.defaults = {name: flag.default for name, flag in before.items()}
+    defaults = {name: flag.default for name, flag in before.items()}
     for flag in before.values():
         flag.allow_override = True  # a folder may have its own --dataset
     own = {path.stem for path in (ROOT / folder).glob('*.py')}
@@ -65,6 +65,8 @@ def load_program(folder, name='worker'):
         load_program.flags = set(flags.FLAGS) - set(before)
         load_program.replaced = {name: flag for name, flag in before.items()
                                  if flags.FLAGS[name] is not flag}
+        load_program.defaults = {name: defaults[name] for name, flag in before.items()
+                                 if flag.default != defaults[name]}
 
 
 load_program.flags, load_program.replaced, load_program.defaults = set(), {}, {}
