@@ -604,6 +604,7 @@ def test_a_flag_that_nobody_has(tmp_path):
     assert len(lines) == 2
 
 
+@pytest.mark.thorough
 def test_it_advises(tmp_path):
     """Really simulated, on a hopeless network: stay. A second start has it all in its files."""
     costs_of(one_process=0.25e-3, step_1_thread=0.1e-3).write(tmp_path / 'costs.json')

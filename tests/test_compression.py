@@ -28,6 +28,15 @@ player, checked, simulated = test_seam.player, test_check.checked, test_simulati
 NAMES = ['bf16', 'fp16', 'int8', 'sign', 'topk:0.25', 'topk:1']
 TOGETHER = ['Synchronous-SGD', 'SAGN', 'Local-SGD', 'DiLoCo']
 FOLDERS = ['HogWild', 'SSP', 'DOWNPOUR-Easy', 'AGN', 'DynSGD', *TOGETHER]
+BRIEF = 'HogWild', 'AGN', 'Synchronous-SGD', 'DiLoCo'  # those of `make test`
+
+
+def in_each_of(folders):
+    """Returns a mark: a test in each of these folders, in `make test` in those that are BRIEF."""
+    return pytest.mark.parametrize('folder', [
+        folder if folder in BRIEF else pytest.param(folder, marks=pytest.mark.thorough)
+        for folder in folders])
+
 # How what is pushed is to the center's step: a gradient, a change, or a change the other way.
 UNITS = {**dict.fromkeys(['HogWild', 'SSP', 'Synchronous-SGD', 'SAGN'], test_seam.RATE),
          **dict.fromkeys(['DOWNPOUR-Easy', 'AGN', 'DynSGD'], -1), 'Local-SGD': 1}
@@ -361,7 +370,7 @@ def test_folders():
                                                                            'Ring-AllReduce'}
 
 
-@pytest.mark.parametrize('folder', FOLDERS)
+@in_each_of(FOLDERS)
 def test_where_all_is_sent_it_is_the_plain_scheme_bit_for_bit(workers, folder):
     """At numbers that have to be rounded in each operation."""
     start = 0.1, [[1 / 3, -0.7, 5e-6], [1e6, 0.3, -1e-3]]
@@ -377,7 +386,7 @@ def test_where_all_is_sent_it_is_the_plain_scheme_bit_for_bit(workers, folder):
 
 
 @pytest.mark.parametrize('name', ['bf16', 'int8', 'sign', 'topk:0.01'])
-@pytest.mark.parametrize('folder', FOLDERS)
+@in_each_of(FOLDERS)
 def test_a_run_sends_as_many_bytes_as_computed(workers, folder, name):
     """Within 2 %: to the worker all parameters, to the ps what is left of them."""
     size, rows = 250000, 1000
@@ -389,7 +398,7 @@ def test_a_run_sends_as_many_bytes_as_computed(workers, folder, name):
     assert up == pytest.approx(size_of(name, size) + size_of(name, rows), rel=0.02)
 
 
-@pytest.mark.parametrize('folder', FOLDERS)
+@in_each_of(FOLDERS)
 def test_residuals_are_the_workers_own(workers, folder):
     """On its device, in no checkpoint, and 0 again when it starts again."""
     made = workers(folder, (0, 4), 3, start=[[8., 1., 2., 3.]], compression='topk:0.25')
@@ -414,7 +423,7 @@ def keeping(worker):
     return graphs.ancestors(keep)
 
 
-@pytest.mark.parametrize('folder', FOLDERS)
+@in_each_of(FOLDERS)
 def test_residuals_change_after_the_push(workers, folder):
     """In the same run, and only when the push has arrived."""
     worker, = workers(folder, [0], compression='sign')
@@ -450,12 +459,12 @@ def test_a_dropped_push_leaves_the_residual(workers):
 # One scheme plays many workers.
 
 @pytest.mark.parametrize('name', ['int8', 'topk:0.5'])
-@pytest.mark.parametrize('folder', FOLDERS)
+@in_each_of(FOLDERS)
 def test_parts_do_what_training_does(toy, player, folder, name):
     test_seam.test_parts_do_what_training_does(toy, player, folder, dict(compression=name))
 
 
-@pytest.mark.parametrize('folder', FOLDERS)
+@in_each_of(FOLDERS)
 def test_each_part_does_its_own(player, folder):
     test_seam.test_each_part_does_its_own(player, folder, dict(compression='int8'))
 
@@ -478,7 +487,7 @@ class Shifted:
         self.residual = self.following
 
 
-@pytest.mark.parametrize('folder', ['HogWild', 'SSP', 'DOWNPOUR-Easy', 'AGN', 'DynSGD'])
+@in_each_of(['HogWild', 'SSP', 'DOWNPOUR-Easy', 'AGN', 'DynSGD'])
 def test_many_workers_one_by_one(player, folder):
     """Five workers pull and push in any order; each has its own residual."""
     random = np.random.RandomState(1)
@@ -533,7 +542,7 @@ def test_many_workers_at_once(player, folder, needed):
 
 
 @pytest.mark.parametrize('name', ['sign', 'topk:0.3'])
-@pytest.mark.parametrize('folder', UNITS)
+@in_each_of(UNITS)
 def test_the_center_goes_all_the_way_but_for_the_residual(player, folder, name):
     """What a worker by itself has left out in three steps is in its residual."""
     played = player(folder, [0.5], [[0.5, -1., 3.]], [tf.float64], compression=name)

@@ -372,7 +372,8 @@ def test_it_is_checked_against_plain_tensorflow(programs):
     run.wait_for(r'check: \d+ variables agree .*')
 
 
-@pytest.mark.parametrize('victim', [1, pytest.param(0, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize('victim', [1, 0])
 def test_a_worker_is_killed(programs, victim):
     """The others wait for it, and it goes on with the fragment whose turn it is."""
     slow = '--straggler=0:0.02,1:0.02'
