@@ -534,6 +534,7 @@ def test_d_psgd_ends_when_one_is_killed_and_a_new_start_resumes(started, program
         assert int(worker.wait_for(DID)['local_steps']) == 300 - resumed
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('goes_on', [True, False])
 def test_d_psgd_waits_for_one_that_is_paused(started, goes_on):
     """The others say so, and end after --patience_secs; here without --model_dir."""
