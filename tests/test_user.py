@@ -104,7 +104,8 @@ def test_two_runs_at_the_same_time(programs, copy):
 @pytest.mark.parametrize('copy', sorted(set(examples()) - {
     'AEAMSGD', 'AEASGD', 'DC-ASGD', 'DiLoCo', 'Distributed-MNIST', 'Distributed-Setup',
     'DOWNPOUR', 'DOWNPOUR-Easy', 'DynSGD', 'FedAvg', 'Gossip', 'In-Graph-Replication', 'Local-SGD',
-    'Parameter-Placement', 'SAGN', 'SSP', 'Synchronous-SGD-different-learning-rates', 'Work-Queue'}),
+    'Parameter-Placement', 'SAGN', 'SSP', 'Synchronous-SGD-different-learning-rates',
+    'Work-Queue'}),
                          indirect=True)
 def test_run(programs, copy):
     train(programs, copy, 'first')
