@@ -30,7 +30,7 @@ import numpy as np
 from measuring import hosts, readmes, there_and_back, tunnels
 from measuring.folders import Example
 from measuring.results import machine
-from measuring.runs import notes_in, rate, ROOT, Run, TIME_LIMIT
+from measuring.runs import calls_per_second, notes_in, rate, ROOT, Run, TIME_LIMIT
 import beside
 
 COLLECTIVE = '--implementation=collective'
@@ -85,13 +85,7 @@ def _calls_per_second(fetches, calls, warm_up=0):
     from tfdist.start.quiet import tf
     with tf.Session(config=servers.config()) as session:
         session.run([tf.global_variables_initializer(), tf.tables_initializer()])
-        run = session.make_callable(fetches)
-        for _ in range(warm_up):
-            run()
-        began = time.monotonic()
-        for _ in range(calls):
-            run()
-        return calls / (time.monotonic() - began)
+        return calls_per_second(session.make_callable(fetches), calls, warm_up)
 
 
 def one_process(folder, steps, *flags, **env):

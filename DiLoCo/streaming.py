@@ -75,8 +75,7 @@ def cut(variables, number):
     if number > len(variables):
         sys.exit(f'--fragments={number}, but the model has {len(variables)} variables, and a '
                  'fragment is made of whole ones.')
-    sizes = [variable.shape.num_elements() * variable.dtype.base_dtype.size
-             for variable in variables]
+    sizes = [transfer.size_of([variable]) for variable in variables]
     fragments = [[] for _ in range(number)]
     for i in sorted(range(len(variables)), key=lambda i: -sizes[i]):
         min(fragments, key=lambda each: (sum(sizes[k] for k in each), len(each))).append(i)

@@ -2,7 +2,7 @@
 
 import sys
 
-from tfdist.scheme import compression
+from tfdist.scheme import compression, transfer
 from tfdist.start import console
 
 
@@ -36,8 +36,7 @@ def tell(scheme, hparams):
     if not compression.is_asked_for(hparams) or scheme.task_index or number == 1:
         return
     encoded = scheme.pushed[0].shape.num_elements()
-    plain = sum(variable.shape.num_elements() * variable.dtype.base_dtype.size
-                for variable in scheme.network.variables)
+    plain = transfer.size_of(scheme.network.variables)
     # N - 1 hops with all of it, in place of 2 (N - 1) with an N-th of the gradients.
     if encoded / plain >= 2 / number:
         console.say('worker 0', (

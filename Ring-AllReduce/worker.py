@@ -28,7 +28,7 @@ from absl import flags
 import find_library  # noqa: F401  (finds tfdist)
 from tfdist.cluster import liveness, membership, servers
 from tfdist.model import building, model_file
-from tfdist.scheme import compression, seam, warmup
+from tfdist.scheme import compression, seam, transfer, warmup
 from tfdist.start import console
 from tfdist.training import checkpoints, evaluation, report, sessions, training_flags
 from tfdist.start.quiet import tf
@@ -53,8 +53,7 @@ compression.define()
 flags.DEFINE_integer('min_workers', None, 'if workers are lost, the others go on as long as there '
                      'are so many, more than half of all; by default all end', lower_bound=1)
 
-_LARGE = 2 ** 22  # bytes of a gradient that travels by itself: it takes longer than its hops
-_ENOUGH = 2 ** 24  # bytes of smaller gradients together
+_ENOUGH = 2 ** 24  # bytes of gradients together that are each smaller than `sockets.LARGE`
 
 
 class AllReduce:
@@ -183,18 +182,14 @@ def groups_of(tensors):
     """
     groups, small = [], collections.OrderedDict()
     for i in reversed(range(len(tensors))):
-        if _bytes([tensors[i]]) >= _LARGE:
+        if transfer.size_of([tensors[i]]) >= sockets.LARGE:
             groups.append([i])
             continue
         group = small.setdefault(tensors[i].dtype, [])
         group.insert(0, i)
-        if _bytes([tensors[k] for k in group]) >= _ENOUGH:
+        if transfer.size_of([tensors[k] for k in group]) >= _ENOUGH:
             groups.append(small.pop(tensors[i].dtype))
     return groups + sorted(small.values())
-
-
-def _bytes(tensors):
-    return sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in tensors)
 
 
 def flatten(tensors):

@@ -24,6 +24,16 @@ DID = re.compile(r'[\w ]+: did (\d+) local steps, (?:staleness ([\d.]+) \(max (\
 TEST = re.compile(r'test \w+ ([\d.]+)(?:, \w+ [\d.]+)* after (\d+) steps, ([\d.]+) s')
 
 
+def calls_per_second(function, calls, warm_up=0):
+    """Calls a function; returns how often in a second. The first `warm_up` calls do not count."""
+    for _ in range(warm_up):
+        function()
+    began = time.monotonic()
+    for _ in range(calls):
+        function()
+    return calls / (time.monotonic() - began)
+
+
 def rate(notes):
     """Returns how many runs of train ops there are in a second, by all processes together.
 

@@ -2,10 +2,9 @@
 
 import multiprocessing
 import statistics
-import time
 
 import numpy as np
-from measuring.runs import TIME_LIMIT
+from measuring.runs import calls_per_second, TIME_LIMIT
 from tfdist.start import ports
 
 # What travels by itself, by the model: schemes send small variables together, see `transfer`.
@@ -63,10 +62,4 @@ def _serve(free, shapes, worker, trips=0):
     session_config.graph_options.rewrite_options.disable_meta_optimizer = True
     with tf.Session(server.target, config=session_config) as session:
         session.run(tf.global_variables_initializer())
-        run = session.make_callable(back)
-        for _ in range(_WARM_UP):
-            run()
-        began = time.monotonic()
-        for _ in range(trips):
-            run()
-        return trips / (time.monotonic() - began)
+        return calls_per_second(session.make_callable(back), trips, _WARM_UP)

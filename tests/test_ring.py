@@ -164,7 +164,7 @@ def test_which_gradients_travel_together(monkeypatch):
         tensors = [tf.constant(np.arange(np.prod(shape)).reshape(shape) + 100 * i, dtype)
                    for i, (shape, dtype) in enumerate(zip(shapes, dtypes))]
         assert program.groups_of(tensors) == [[0, 1, 2, 3, 5, 6], [4]]
-        monkeypatch.setattr(program, '_LARGE', 72)
+        monkeypatch.setattr(program.sockets, 'LARGE', 72)
         monkeypatch.setattr(program, '_ENOUGH', 44)
         assert program.groups_of(tensors) == [[5], [2, 3, 6], [1], [0], [4]]
         vectors = program.flatten(tensors)
@@ -189,7 +189,7 @@ def sums_of_large(sockets, exchanges, sessions):
 def large(connect, monkeypatch):
     """The module sockets, three connected exchanges, and a session with one thread for each."""
     sockets = load_program('Ring-AllReduce', 'sockets')
-    monkeypatch.setattr(sockets, '_LARGE', 400)
+    monkeypatch.setattr(sockets, 'LARGE', 400)
     exchanges = [sockets.Exchange(i, 3) for i in range(3)]
     connect(exchanges)
     thread = tf.ConfigProto(inter_op_parallelism_threads=1, use_per_session_threads=True)
@@ -243,7 +243,7 @@ def test_bytes_by_sockets(sum_by_sockets, num_workers):
 def test_what_is_sent_by_sockets_is_in_a_trace(connect, monkeypatch, num_workers, size, large):
     """As many bytes as were really sent, of vectors whose pieces are not all as large."""
     sockets = load_program('Ring-AllReduce', 'sockets')
-    monkeypatch.setattr(sockets, '_LARGE', large)
+    monkeypatch.setattr(sockets, 'LARGE', large)
     exchange = sockets.Exchange
     exchanges = [exchange(i, num_workers) for i in range(num_workers)]
     connect(exchanges)

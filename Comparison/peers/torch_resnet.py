@@ -51,7 +51,7 @@ def network():
 
 
 def parameters(module):
-    """Returns the parameters of the network for an optimizer: those of kernels decay."""
+    """Returns the parameters of the network for an optimizer; only kernels have weight decay."""
     found = list(module.parameters())
     return [{'params': [parameter for parameter in found if parameter.dim() > 1],
              'weight_decay': WEIGHT_DECAY},

@@ -10,6 +10,11 @@ from tfdist.start.quiet import tf
 _SMALL = 2 ** 16  # bytes
 
 
+def size_of(tensors):
+    """Returns the bytes of tensors or variables, a list; their shapes are known."""
+    return sum(each.shape.num_elements() * each.dtype.base_dtype.size for each in tensors)
+
+
 def to_worker(values):
     """Returns `values`, a list of tensors read on the ps, on the device of the scope."""
     return _send(values, [''] * len(values))
@@ -33,7 +38,7 @@ def _send(tensors, devices):
     ways = collections.defaultdict(list)
     for i, (tensor, device) in enumerate(zip(tensors, devices)):
         if isinstance(tensor, tf.Tensor) and tensor.shape.is_fully_defined():
-            if tensor.shape.num_elements() * tensor.dtype.size <= _SMALL:
+            if size_of([tensor]) <= _SMALL:
                 ways[tensor.device, device, tensor.dtype].append(i)
     sent = list(tensors)
     for (source, target, _), indices in ways.items():

@@ -4,6 +4,7 @@ import collections
 import re
 import threading
 
+from tfdist.scheme import transfer
 from tfdist.start.quiet import tf
 
 # With the graphs of the tasks, from which `is_whole` knows what a trace should contain.
@@ -36,9 +37,8 @@ def task_of(device):
 def kept(job, task, variables):
     """Returns in words which of the variables a task keeps, and their bytes."""
     here = [v for v in variables if task_of(v.device) == f'{job} {task}']
-    size = sum(v.shape.num_elements() * v.dtype.base_dtype.size for v in here)
     names = ', '.join(f'{v.op.name} {v.shape.as_list()}' for v in here) or 'nothing'
-    return f'{job} {task} keeps {size:,} B: {names}'
+    return f'{job} {task} keeps {transfer.size_of(here):,} B: {names}'
 
 
 def name_of_sender(size, receiver):
