@@ -24,7 +24,7 @@ class Draw:
     """Draws the partners of a worker's exchanges at random, by `seed` and `worker`, two ints."""
 
     def __init__(self, seed, worker):
-        self._random = np.random.RandomState([seed, worker])
+        self._random = np.random.RandomState([seed % 2 ** 32, worker])
 
     def __call__(self, there):
         """Returns one of a sorted list of partners that answer."""
