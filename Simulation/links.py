@@ -160,7 +160,7 @@ class Mesh:
         return self._clock.now + max(self._latencies[worker], self._latencies[other])
 
     def to(self, worker, other, sizes):
-        """A process: tensors of some sizes, a list of bytes, travel from a worker to another one."""
+        """A process: tensors of some sizes, a list of ints, travel from a worker to another one."""
         size = self._scale * sum(sizes)
         self.sent += size
         yield max(self.out[worker].serve(size / self._bandwidths[worker]),

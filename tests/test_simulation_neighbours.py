@@ -495,7 +495,7 @@ def test_who_is_lost_in_an_exchange(play):
     """Its partner hears of it, and goes on: alone, as there is nobody else."""
     said = dict(step=['1ms'], latency=['2ms'], die=['1:5ms'])
     played = play([0, 4], 3, said, algorithm='ad-psgd', start=[8, 0], roles='bipartite').run()
-    # It asks, is asked and sends; at 6 ms nobody is there, at 8 ms it knows, at 9 ms it has stepped.
+    # It asks, is asked and sends; at 6 ms nobody is there; it knows at 8 ms, and steps until 9.
     assert [time for time, worker, _ in played.steps if not worker][:2] == pytest.approx(
         [0.009, 0.010])
     assert played.of(0)[:2] == [4, 2] and played.under_way == 0
@@ -518,8 +518,8 @@ def test_it_is_simulated_and_not_compared():
 def test_a_folder_says_why_it_is_not_simulated(tmp_path):
     (tmp_path / 'worker.py').write_text(
         "class Scheme():\n    not_simulated = 'it asks people'\n", encoding='utf-8')
-    with pytest.raises(SystemExit, match=f'^--scheme={re.escape(str(tmp_path))}: it is not simulated: it '
-                                         r'asks people\.$'):
+    with pytest.raises(SystemExit, match=f'^--scheme={re.escape(str(tmp_path))}: it is not '
+                                         r'simulated: it asks people\.$'):
         schemes.load(str(tmp_path))
 
 
