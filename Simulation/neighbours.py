@@ -65,6 +65,7 @@ class InPairs(_Neighbours):
         partners = topology.partners_of(worker, self._cluster.workers, player.hparams.roles)
         draw, self._there[worker] = topology.Draw(self._seed, worker), object()
         try:
+            yield from self._after_all_that_begin_now()
             while worker not in self._leaving:
                 seen = yield from self._exchange(worker, partners, draw)
                 began, one = clock.now, player.compute(worker, seen)
@@ -86,6 +87,17 @@ class InPairs(_Neighbours):
         yield from self.travels.to(source, worker, [value.nbytes for value in values])
         self._player.begin(worker, values)
         self._record.phase(worker, 'pulls', began, self._clock.now)
+
+    def _after_all_that_begin_now(self):
+        """A process that ends when those that begin at the same time have their values, too."""
+        begun = Signal(self._clock)
+
+        def fire():
+            begun.fire()
+            yield from ()
+
+        self._clock.start(fire())
+        yield begun
 
     def _exchange(self, worker, partners, draw):
         """A process: a worker exchanges with a partner that answers, if there is one.
