@@ -13,6 +13,7 @@ import types
 import numpy as np
 import pytest
 
+from measuring import hosts
 from tfdist.scheme.toy import Problem
 from tfdist.start.quiet import tf
 
@@ -22,6 +23,7 @@ from crew import Crew
 import description
 import links
 import lives
+from processes import STEP
 from record import Record
 import replicas
 import schemes
@@ -260,6 +262,28 @@ def test_an_exchange_takes_six_messages(play):
     step = play([0, 4, 8], 1, dict(said, step=['1ms'])).run()
     assert step.clock.now == pytest.approx(0.004 + 2 * carry), 'both neighbours, one link'
     assert step.life.travels.sent == 3 * 2 * FLOAT
+
+
+def test_two_who_exchange_at_the_same_time_swap_their_replicas(play):
+    """Each adds half of the difference, and subtracts its own; so each ends where the other was."""
+    said = dict(latency=['1ms'])
+    both = play([0, 0], 1, said, algorithm='ad-psgd', rate=0., start=[8, 0]).run()
+    assert both.all() == [0, 8]
+    one = play([0, 0], 4, said, algorithm='ad-psgd', roles='bipartite', rate=0., start=[8, 0]).run()
+    assert one.all() == [4, 4]
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures('needs_hosts')
+@pytest.mark.parametrize('algorithm, messages', [('ad-psgd', 6), ('d-psgd', 4)])
+def test_messages_of_real_workers(programs, tmp_path, algorithm, messages):
+    """On two hosts so far apart that a step takes little but messages."""
+    with hosts.Hosts(tmp_path, ['worker-0', 'worker-1'], round_trip=0.2) as network:
+        run = programs.run_sh(FOLDER, f'--algorithm={algorithm}', '--train_steps=15',
+                              '--log_every_n_steps=5', PYTHON=network.python())
+        assert run.wait() == 0
+    rates = [float(match.group().split()[-2]) for match in run.matches(STEP)]
+    assert int(1 / max(rates) / 0.1) == messages
 
 
 def test_parameters_are_taken_for_larger_ones(play):
@@ -523,7 +547,8 @@ def test_a_folder_says_why_it_is_not_simulated(tmp_path):
         schemes.load(str(tmp_path))
 
 
-@pytest.mark.parametrize('flags', [[], ['--algorithm=d-psgd']], ids=str)
+@pytest.mark.parametrize('flags', [
+    [], pytest.param(['--algorithm=d-psgd'], marks=pytest.mark.thorough)], ids=str)
 def test_the_program(simulate, flags):
     """It trains the folder's own model, and tests the mean."""
     status, out, err = simulate('--scheme=Gossip', '--workers=4', '--train_steps=400', '--tests=2',
