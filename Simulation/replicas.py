@@ -8,7 +8,6 @@ it is. What travels between workers, the folder's queues and sections, is played
 import collections
 import functools
 
-import numpy as np
 from tfdist.model import building
 from tfdist.scheme import graphs, transfer
 from tfdist.training import evaluation
@@ -188,16 +187,16 @@ class Replicas:
 
     def begin(self, worker, values=None):
         """Gives a worker its first values, the same for all, or `values`, a list of arrays."""
-        self._own.begin(worker, [np.array(value) for value in values or self._first])
+        self._own.begin(worker, values or self._first)
 
     def values(self, worker):
-        """Returns copies of all that a worker has, a list of arrays, for another one to begin."""
-        return [np.array(value) for value in self._own.values(worker)]
+        """Returns all that a worker has, a list of arrays, for another one to begin with."""
+        return self._own.values(worker)
 
     def look(self, worker):
         """Returns what a worker's run reads now: its step, replica and state, a list of arrays."""
         kept = self._own.values(worker)
-        return [np.array(kept[place]) for place in self._seen]
+        return [kept[place] for place in self._seen]
 
     def replica(self, seen):
         """Returns the replica in what a worker has seen, a list of arrays; see `look`."""

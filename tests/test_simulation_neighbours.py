@@ -167,10 +167,9 @@ def play():
     ([0, 4, 8], [(4, 6, 8), (4, 5, 6), (3, 4.5, 6), (3, 4.25, 5.5)],
      [2.6666667, 0.66666667, 1.5, 1.0416667]),
     ([0, 4, 8, 12], [(4, 6, 8, 10), (4.6666667, 5, 8, 8.3333333)], None)], ids=str)
-@pytest.mark.parametrize('said', [{}, UNEVEN], ids=['even', 'uneven'])
-def test_d_psgd(play, ms, replicas_, distances, said):
+def test_d_psgd(play, ms, replicas_, distances):
     """Whatever takes how long: who steps when does not matter."""
-    played = play(ms, len(replicas_), said).run()
+    played = play(ms, len(replicas_), UNEVEN).run()
     steps = list(zip(*map(played.of, range(len(ms)))))
     assert [value for step in steps for value in step] == pytest.approx(
         [value for step in replicas_ for value in step], **EXACT)
@@ -187,6 +186,12 @@ def test_mixing_alone(play):
     assert found[0] == pytest.approx([8 / 3, 8 / 3, 0, 8 / 3], **EXACT)
     assert found[1] == pytest.approx([2.6666667] + [1.7777778] * 3, **EXACT)
     assert found[2] == pytest.approx([2.0740741, 2.0740741, 1.7777778, 2.0740741], **EXACT)
+
+
+def test_the_replicas_of_a_full_mean_have_the_same_bits(play):
+    """All add in the order of the workers: in another one the sum is 0."""
+    played = play([0] * 3, 1, rate=0., start=[1e8, -1e8, 0.3]).run()
+    assert played.all() == pytest.approx([0.1] * 3, **EXACT) and len(set(played.all())) == 1
 
 
 def test_ad_psgd_by_hand(play):
