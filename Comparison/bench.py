@@ -27,7 +27,7 @@ import tempfile
 import time
 
 import numpy as np
-from measuring import hosts, readmes, there_and_back, tunnels
+from measuring import around_a_ring, hosts, readmes, there_and_back, tunnels
 from measuring.folders import Example
 from measuring.results import machine
 from measuring.runs import calls_per_second, notes_in, rate, ROOT, Run, TIME_LIMIT
@@ -338,6 +338,9 @@ CASES = {
     **{f'TensorFlow on loopback, {size} there and back': partial(
         there_and_back.measure, there_and_back.SHAPES[model], trips)
        for model, size, trips in (('digits', '38 kB', 6000), ('mnist', '2.6 MB', 300))},
+    **{f'Ring on loopback, {size}': partial(
+        around_a_ring.measure, there_and_back.size_of(there_and_back.SHAPES[model]), sums)
+       for model, size, sums in (('digits', '38 kB', 20000), ('mnist', '2.6 MB', 1000))},
     'Synchronous-SGD, MNIST': partial(large, 'Synchronous-SGD'),
     'Ring-AllReduce, MNIST': partial(large, 'Ring-AllReduce'),
     'Ring-AllReduce, MNIST, collective': partial(large, 'Ring-AllReduce', COLLECTIVE),
