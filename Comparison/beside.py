@@ -70,7 +70,7 @@ def _distant_pairs(peer, target, *rows):
 
 
 # What is left of a difference if an exchange costs nothing: one worker, which has no other.
-ALONE = {f'Non-Distributed-Setup, DDP with one worker, {model.words}':
+ALONE = {f'Alone, Non-Distributed-Setup and DDP, {model.words}':
          Pair('Non-Distributed-Setup', 'DDP', name, None, 1) for name, model in MODELS.items()}
 PAIRS = {
     **ALONE,

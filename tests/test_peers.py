@@ -138,7 +138,7 @@ def test_the_pairs():
     near, far = bench.parse(['--only=beside']), bench.parse(['--only=against'])
     assert {**beside.ALONE, **near.pairs, **far.pairs} == beside.PAIRS
     assert not near.cases and not far.cases
-    assert bench.parse(['--only=one worker']).pairs == beside.ALONE
+    assert bench.parse(['--only=Alone']).pairs == beside.ALONE
     assert not any(pair.network for pair in near.pairs.values())
     assert all(pair.network and pair.peer == 'DDP' for pair in far.pairs.values())
     assert near.pairs and far.pairs
