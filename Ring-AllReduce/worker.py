@@ -19,7 +19,6 @@ How to start it: `bash run.sh` on this machine, or by hand on two hosts, alpha a
     python worker.py $HOSTS --task_index=1     # on beta
 """
 
-import collections
 import contextlib
 import functools
 import types
@@ -28,13 +27,14 @@ from absl import flags
 import find_library  # noqa: F401  (finds tfdist)
 from tfdist.cluster import liveness, membership, servers
 from tfdist.model import building, model_file
-from tfdist.scheme import compression, seam, transfer, warmup
+from tfdist.scheme import compression, seam, warmup
 from tfdist.start import console
 from tfdist.training import checkpoints, evaluation, report, sessions, training_flags
 from tfdist.start.quiet import tf
 import agreement
 import compressing
 import elastic
+import grouping
 import ring
 import sockets
 
@@ -52,8 +52,6 @@ warmup.define('workers there are')
 compression.define()
 flags.DEFINE_integer('min_workers', None, 'if workers are lost, the others go on as long as there '
                      'are so many, more than half of all; by default all end', lower_bound=1)
-
-_ENOUGH = 2 ** 24  # bytes of gradients together that are each smaller than `sockets.LARGE`
 
 
 class AllReduce:
@@ -174,40 +172,6 @@ def collective_sum(vector, num_workers, key):
         final_op='Id', subdiv_offsets=[0])
 
 
-def groups_of(tensors):
-    """Returns which tensors travel in one vector: lists of their indices, in the order of sending.
-
-    Small ones of a dtype travel together, to send fewer messages. A large one travels by itself, as
-    soon as it is there: the backward pass has the gradients of the last layers first.
-    """
-    groups, small = [], collections.OrderedDict()
-    for i in reversed(range(len(tensors))):
-        if transfer.size_of([tensors[i]]) >= sockets.LARGE:
-            groups.append([i])
-            continue
-        group = small.setdefault(tensors[i].dtype, [])
-        group.insert(0, i)
-        if transfer.size_of([tensors[k] for k in group]) >= _ENOUGH:
-            groups.append(small.pop(tensors[i].dtype))
-    return groups + sorted(small.values())
-
-
-def flatten(tensors):
-    """Returns tensors as a list of vectors, one for each of `groups_of`."""
-    return [tf.concat([tf.reshape(tensors[i], [-1]) for i in group], axis=0)
-            for group in groups_of(tensors)]
-
-
-def unflatten(vectors, like):
-    """Returns the vectors of `flatten` as a list of tensors of the shapes and dtypes of `like`."""
-    tensors = list(like)
-    for vector, group in zip(vectors, groups_of(like)):
-        parts = tf.split(vector, [like[i].shape.num_elements() for i in group])
-        for i, part in zip(group, parts):
-            tensors[i] = tf.reshape(part, like[i].shape)
-    return tensors
-
-
 class Scheme(seam.Seam):
     """Ring all-reduce: one gradient, its sum over the workers, one step."""
 
@@ -247,11 +211,11 @@ class Scheme(seam.Seam):
         self.own = compressed.own
         if compression.is_asked_for(hparams):
             sent, sums = compressed.sent_around(gradients, self._of_all)
-            self.pushed, self.sums = [sent], flatten(sums)
+            self.pushed, self.sums = [sent], grouping.flatten(sums)
         else:
-            self.pushed = flatten(gradients)
+            self.pushed = grouping.flatten(gradients)
             self.sums = self._sums_of(self.pushed, hparams.implementation)
-        means = unflatten([total / num_workers for total in self.sums], gradients)
+        means = grouping.unflatten([total / num_workers for total in self.sums], gradients)
         begun = self._marks.begin(self.sums, self.pull[0] + 1) if self._marks else []
         with tf.control_dependencies(begun):
             applied = optimizer.apply_gradients(zip(means, variables))
