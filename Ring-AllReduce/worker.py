@@ -6,7 +6,7 @@
 
 What this worker keeps: all parameters, bit for bit the same as the others. What it sends: in each
 step 2 (N - 1) pieces, each 1 / N of the gradients, to the next worker in the ring; with
---compression, what N - 1 workers have encoded.
+--compression, what N - 1 workers have encoded, or pieces of thin factors of the gradients.
 
 Pitch Patarasuk, Xin Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
 Journal of Parallel and Distributed Computing 69(2), 2009. --scale_learning_rate and --warmup_steps:
@@ -35,6 +35,7 @@ import agreement
 import compressing
 import elastic
 import grouping
+import powersgd
 import ring
 import sockets
 
@@ -195,7 +196,7 @@ class Scheme(seam.Seam):
     def why_not_simulated(hparams):
         """See `seam.Seam`."""
         if compression.is_asked_for(hparams):
-            return 'in a simulated ring sums go around, and no encoded gradients'
+            return 'in a simulated ring sums go around once in a step, and nothing that is encoded'
         return None
 
     def make(self, network, global_step, hparams, task_index, num_workers):
@@ -207,15 +208,18 @@ class Scheme(seam.Seam):
             warmup.scaled_learning_rate(hparams, num_workers, global_step), clips=True)
         gradients, self.computed = network.gradients_at(self.pull[1:], clipped=False)
         self.asks_for_sums = hparams.implementation != 'sockets'
-        compressed = compression.of(self, hparams)
+        self.pushed, self._implementation = [], hparams.implementation
+        rank = powersgd.rank_of(hparams)
+        compressed = (powersgd.PowerSGD(rank, variables) if rank
+                      else compression.of(self, hparams))
         self.own = compressed.own
-        if compression.is_asked_for(hparams):
-            sent, sums = compressed.sent_around(gradients, self._of_all)
-            self.pushed, self.sums = [sent], grouping.flatten(sums)
+        if rank:
+            means = compressed.means(gradients, self._means_of)
+        elif compression.is_asked_for(hparams):
+            sent, self.sums = compressed.sent_around(gradients, self._of_all)
+            self.pushed, means = [sent], [total / num_workers for total in self.sums]
         else:
-            self.pushed = grouping.flatten(gradients)
-            self.sums = self._sums_of(self.pushed, hparams.implementation)
-        means = grouping.unflatten([total / num_workers for total in self.sums], gradients)
+            means = self._means_of(gradients)
         begun = self._marks.begin(self.sums, self.pull[0] + 1) if self._marks else []
         with tf.control_dependencies(begun):
             applied = optimizer.apply_gradients(zip(means, variables))
@@ -229,15 +233,23 @@ class Scheme(seam.Seam):
         return AllReduce(self._place.index, self.num_workers,
                          lambda index: self.worker_device(self._place.workers[index]), number)
 
-    def _sums_of(self, vectors, implementation):
-        """Returns the sums of vectors over all workers, a list of tensors, as its argument is."""
+    def _means_of(self, tensors):
+        """Returns the means of tensors over all workers, a list; another exchange in each call."""
+        vectors = grouping.flatten(tensors)
+        sums = self._sums_of(vectors, len(self.sums))
+        self.pushed, self.sums = self.pushed + vectors, self.sums + sums
+        return grouping.unflatten([total / self.num_workers for total in sums], tensors)
+
+    def _sums_of(self, vectors, before):
+        """Returns the sums of vectors over all workers, a list; `before`: how many a step had."""
         if self._exchange:
             return self._exchange.sums(vectors, self._following())
-        if implementation == 'collective':
+        if self._implementation == 'collective':
             return [collective_sum(vector, self.num_workers, key)
-                    for key, vector in enumerate(vectors, 1)]
+                    for key, vector in enumerate(vectors, before + 1)]
         with self._place.own_queues():
-            return [self._by_queues(number).sum(vector) for number, vector in enumerate(vectors)]
+            return [self._by_queues(number).sum(vector)
+                    for number, vector in enumerate(vectors, before)]
 
     def _of_all(self, vector):
         """Returns a vector of each worker, [num_workers, n] for an [n] tensor, in their order."""
