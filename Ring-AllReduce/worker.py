@@ -213,7 +213,7 @@ class Scheme(seam.Seam):
         compressed = (powersgd.PowerSGD(rank, variables) if rank
                       else compression.of(self, hparams))
         self.own = compressed.own
-        if rank:
+        if rank:  # what goes around second depends on the first means: in one run, as in training
             means = compressed.means(gradients, self._means_of)
         elif compression.is_asked_for(hparams):
             sent, self.sums = compressed.sent_around(gradients, self._of_all)
