@@ -67,7 +67,8 @@ class PowerSGD:
         Raises:
           SystemExit: if none of them would get smaller.
         """
-        self._residuals, self._factors, self._following = {}, {}, []  # by the index of a variable
+        self._residuals, self._factors = {}, {}  # by the index of a variable
+        self._following = []  # what a step leaves: pairs of one of these, and its next value
         for i, variable in enumerate(variables):
             shape = matrix_shape(variable, rank)
             if shape:
@@ -101,8 +102,8 @@ class PowerSGD:
         bases = {i: tf.linalg.qr(means[i]).q for i in matrices}
         shares = {i: tf.matmul(matrices[i], bases[i], transpose_a=True) for i in matrices}
         for i, factor in zip(matrices, mean_of(list(shares.values()))):
-            residual = matrices[i] - tf.matmul(bases[i], shares[i], transpose_b=True)
-            self._following += [(self._residuals[i], residual), (self._factors[i], factor)]
+            left = matrices[i] - tf.matmul(bases[i], shares[i], transpose_b=True)
+            self._following += [(self._residuals[i], left), (self._factors[i], factor)]
             mean = tf.reshape(tf.matmul(bases[i], factor, transpose_b=True), gradients[i].shape)
             means[i] = tf.cast(mean, gradients[i].dtype)
         return means
