@@ -204,7 +204,7 @@ def search(options, folder, cluster, costs, path, place, goal):
     Raises:
       SystemExit: if nothing could be simulated.
     """
-    names, seconds = _names(options, folder), 60 * options.minutes
+    names, seconds = options.names, 60 * options.minutes
     with advise_clock.Oracle(options.jobs, cluster, path) as oracle:
         say(f'{cluster.words()}: asks the clock about {len(names)} scheme{"s" * (len(names) > 1)}')
         answers, left_out = _ask_the_clock(oracle, folder, names)
@@ -275,6 +275,7 @@ def main(arguments):
     if options.run and (cluster.hosts > 1 or cluster.longer):
         sys.exit('--run: it runs on this machine, and --cluster= is another one.')
     folder = advise_folders.Folder(os.path.expanduser(options.folder), flags, place / 'folders')
+    options.names = _names(options, folder)  # before anything takes time
     if options.costs:
         options.costs = options.costs.expanduser().resolve()
     try:

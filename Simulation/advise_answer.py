@@ -39,6 +39,33 @@ def limited_by(row):
     return max(of_workers, key=of_workers.get)
 
 
+def compare_at_once(entries):
+    """Has all entries without a time tell their accuracy after the same seconds; returns these.
+
+    They were not simulated for equally long, and who was for longer is more accurate.
+
+    Args:
+      entries: list of dicts, see `Answer`; their 'accuracy' is changed.
+    """
+    left = [entry for entry in entries if entry['seconds'] is None
+            and entry['accuracy'] is not None and entry['curve']]
+    if not left:
+        return None
+    then = min(entry['simulated_seconds'] for entry in left)
+    for entry in left:
+        if entry['simulated_seconds'] > then:
+            entry['accuracy'] = float(np.interp(then, *zip(*entry['curve'])))
+    return then
+
+
+def one_process_first(entries):
+    """Returns a list of entries, the best one first: one process if that one is hardly sooner."""
+    alone = next((entry for entry in entries if entry['scheme'] == ALONE), None)
+    if alone and alone['seconds'] and entries[0]['seconds'] > _WORTH_IT * alone['seconds']:
+        return [alone, *(entry for entry in entries if entry is not alone)]
+    return entries
+
+
 class Answer:
     """What is advised.
 
@@ -72,9 +99,9 @@ class Answer:
             if trial.config != ONE:
                 off = [space.rate(trial.config) / found[trial][at] for at in ('low', 'high')]
             entries.append((self._entry(trial, *off), trial))
-        self.then = self._compare_at_once([entry for entry, _ in entries])
+        self.then = compare_at_once([entry for entry, _ in entries])
         entries.sort(key=lambda pair: self._rank(pair[0]))
-        self.entries = self._one_process_first([entry for entry, _ in entries])
+        self.entries = one_process_first([entry for entry, _ in entries])
         self.helps = next((found[trial]['helps'] for _, trial in entries
                            if trial.config != ONE), {})
 
@@ -144,21 +171,6 @@ class Answer:
                     for row in rows]
         return statistics.mean(examples) / self._space.batch_size
 
-    def _compare_at_once(self, entries):
-        """Has all entries without a time tell their accuracy after the same seconds; returns these.
-
-        They were not simulated for equally long, and who was for longer is more accurate.
-        """
-        left = [entry for entry in entries if entry['seconds'] is None
-                and entry['accuracy'] is not None and entry['curve']]
-        if not left:
-            return None
-        then = min(entry['simulated_seconds'] for entry in left)
-        for entry in left:
-            if entry['simulated_seconds'] > then:
-                entry['accuracy'] = float(np.interp(then, *zip(*entry['curve'])))
-        return then
-
     def _flags(self, trial):
         """Returns the flags of a trial's program but for the number of steps, a list of strings."""
         flags = [*self._folder.flags, *(f'--{name}={value}' for name, value in
@@ -196,14 +208,6 @@ class Answer:
             return 0, entry['seconds'], 0
         return 1, -(entry['accuracy'] or 0), entry['loss']
 
-    @staticmethod
-    def _one_process_first(entries):
-        """Returns entries, the best one first; one process is if the best is hardly sooner."""
-        alone = next((entry for entry in entries if entry['scheme'] == ALONE), None)
-        if alone and alone['seconds'] and entries[0]['seconds'] > _WORTH_IT * alone['seconds']:
-            return [alone, *(entry for entry in entries if entry is not alone)]
-        return entries
-
     @property
     def best(self):
         """The entry of what is advised."""
@@ -216,7 +220,8 @@ class Answer:
     def _when(self, entry):
         """Returns the cell of a time, with its interval; or how it ended."""
         if not self.goal.target:
-            return '' if entry['accuracy'] is None else f'{entry["accuracy"]:.3f}'
+            return (f'{entry["loss"]:.4g}' if entry['accuracy'] is None else
+                    f'{entry["accuracy"]:.3f}')
         if entry['seconds'] is not None:
             return f'{entry["seconds"]:.3g} ({entry["from"]:.3g} to {entry["to"]:.3g})'
         if entry['reached']:
@@ -227,7 +232,8 @@ class Answer:
     def table(self):
         """Returns the table of the entries, in Markdown."""
         when = (f's to {advise_words.percent(self.goal.target)}' if self.goal.target else
-                f'accuracy after {advise_words.in_time(self.then or self.goal.within)}')
+                f'{"loss" if self.best["accuracy"] is None else "accuracy"} after '
+                f'{advise_words.in_time(self.then or self.goal.within)}')
         lines = [[when if each is None else each for each in HEADER]]
         for entry in self.entries:
             is_one = entry['scheme'] == ALONE

@@ -112,7 +112,7 @@ def summary(some):
 
     median = statistics.median(regrets)
     return readmes.paragraph(
-        f'{len(some)} pairs, {some[0].minutes:g} minutes each: the regret is '
+        f'{len(some)} pair{"s" * (len(some) > 1)}, {some[0].minutes:g} minutes each: the regret is '
         f'{_share(median)} in the median (at most {MEDIAN:.0%} is wanted: '
         f'{is_met(median <= MEDIAN)}) and {_share(max(regrets))} at worst (at most {WORST:.0%}: '
         f'{is_met(max(regrets) <= WORST)}). The time to the target was predicted within '
