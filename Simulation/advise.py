@@ -222,6 +222,9 @@ def search(options, folder, cluster, costs, path, place, goal):
         left_out.update(simulations.left_out)
         for name, why in left_out.items():
             say(f'{name} is left out: {why}')
+        diverged = [name for name in progress.search.diverged() if name not in left_out]
+        if diverged:
+            say(f'diverged in each simulation: {", ".join(diverged)}')
         if not progress.search.best():
             sys.exit('Each simulation diverged: try a smaller step size, such as -- '
                      '--learning_rate=0.001.' if progress.search.number else

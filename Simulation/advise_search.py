@@ -397,6 +397,13 @@ class Search:
                      trial for trial in self._all if trial not in self.found)]
         return list(collections.OrderedDict.fromkeys(found))
 
+    def diverged(self):
+        """Returns the schemes of which each simulation diverged, a sorted list of strings."""
+        outcomes = collections.defaultdict(list)
+        for trial in self.ranked():
+            outcomes[trial.config.scheme].append(self.worth(trial)[0] == _DIVERGED)
+        return sorted(scheme for scheme, each in outcomes.items() if all(each))
+
     def best(self):
         """Returns the best trial of each scheme, a list of at most BEST, one process among them."""
         of_scheme = collections.OrderedDict()

@@ -506,6 +506,7 @@ def test_if_one_process_diverges_that_is_not_for_want_of_an_accuracy(searched, m
     monkeypatch.setattr(Invented, 'run', run)
     search, _ = searched(FOUR, costs_of())
     assert search.best() and ONE not in [trial.config for trial in search.best()]
+    assert search.diverged() == [ALONE]
 
 
 def test_what_simulations_take_besides_is_learned(searched, monkeypatch):
