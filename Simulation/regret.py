@@ -82,7 +82,8 @@ HELD_OUT = [Pair('digits', 'far'), Pair('keras_layers', 'sleeping'), Pair('teach
 
 _IDENTITY = ['model', 'cluster', *SETTING, 'repeat']
 COLUMNS = [*_IDENTITY, 'seconds', 'ran', 'local_steps_per_second', 'start', 'complaint', 'machine']
-ADVICE = ['model', 'cluster', 'minutes', 'role', *SETTING, 'predicted', 'predicted_rate', 'held_out']
+ADVICE = ['model', 'cluster', 'minutes', 'role', *SETTING, 'predicted', 'predicted_rate',
+          'held_out']
 
 
 def sleeps(pair):
@@ -136,8 +137,8 @@ def _chosen(only, held_out):
     names = only.split(',')
     for name in names:
         if not any(name in (pair.model, '/'.join(pair)) for pair in every):
-            sys.exit(f'--only={name}: there are {", ".join(MODELS)}, each with {", ".join(CLUSTERS)}'
-                     ', such as digits/far.')
+            sys.exit(f'--only={name}: there are {", ".join(MODELS)}, each with '
+                     f'{", ".join(CLUSTERS)}, such as digits/far.')
     found = [pair for pair in found if {pair.model, '/'.join(pair)} & set(names)]
     if not found:
         sys.exit(f'--only={only}: that is held out; --held_out runs it.')

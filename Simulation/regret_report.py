@@ -124,7 +124,7 @@ def summary(some):
 def page(found, runs):
     """Returns the page, for a list of `Case` and the list of rows of real runs."""
     parts = ['# The advisor, judged by regret',
-             '`bash Simulation/run.sh --regret` writes this page; `--help` says what is run. Regret '
+             '`bash Simulation/run.sh --regret` writes this page; `--help` says more. Regret '
              'is by how much longer what was advised really took to the target than the best of '
              'all that were run. The seconds count from the first step of worker 0 on.']
     machines = sorted({row['machine'] for row in runs})

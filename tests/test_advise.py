@@ -299,8 +299,8 @@ def test_a_cluster_on_which_nothing_happens(toy):  # noqa: F811
 class Invented:
     """Stands for `advise_simulations.Simulations`: each local step is worth as much as any other.
 
-    But for the step size: with the exponent 1 a target takes `needed` local steps, and twice as many
-    with each one farther from that.
+    But for the step size: with the exponent 1 a target takes `needed` local steps, and twice as
+    many with each one farther from that.
     """
 
     needed = 400
@@ -489,7 +489,7 @@ def test_what_is_better():
 def test_one_process_goes_as_far_as_the_others(searched, monkeypatch):
     """Where nobody comes to the target, it is not compared after less time than they had."""
     monkeypatch.setattr(Invented, 'needed', 10 ** 7)
-    search, _ = searched(FOUR, costs_of(), seconds=20)
+    search, _ = searched(FOUR, costs_of(), seconds=200)
     row = search.found[search._of_one()][1]
     others = [search.found[trial][1] for trial in search.best() if trial.config != ONE]
     assert row[1] == max(rung for _, rung in others) > 0
@@ -519,7 +519,7 @@ def test_what_simulations_take_besides_is_learned(searched, monkeypatch):
     _, many = searched(FOUR, costs_of(), seconds=60)
     monkeypatch.setattr(Invented, 'run', run)
     search, few = searched(FOUR, costs_of(), seconds=60)
-    assert 7 < search._fixed < 8 and len(few.asked) < len(many.asked)
+    assert search._fixed == pytest.approx(8 - 3000 * 0.0012) and len(few.asked) < len(many.asked)
 
 
 def test_within_a_time_all_that_counts_is_the_accuracy(searched, monkeypatch):
@@ -570,7 +570,8 @@ def test_who_is_stopped_does_not_complain(tmp_path, monkeypatch):
     monkeypatch.setattr(advise_simulations, '_Process', Process)
     folder, now = advise_folders.Folder('HogWild', [], tmp_path), time.monotonic()
     with advise_simulations.Simulations(folder, tmp_path / 'all.csv', 1, now + 9) as simulations:
-        monkeypatch.setattr(Process, 'simulate', lambda self, _: (simulations.stop(), sys.exit('x')))
+        monkeypatch.setattr(Process, 'simulate',
+                            lambda self, _: (simulations.stop(), sys.exit('x')))
         found = {}
         simulations.run([(0, 'AGN', {'learning_rate': '1'})], found.__setitem__, now + 9)
     assert not found and not simulations.left_out
@@ -758,7 +759,7 @@ def start(*arguments):
     (['--minutes=0'], 'argument --minutes: invalid number above 0'),
     (['--misspelt'], 'unrecognized arguments: --misspelt'),
     (['--run', f'--cluster={FOUR}'], '--run: it runs on this machine'),
-    (['--schemes=FedAvg'], '--schemes=FedAvg: FedAvg is no candidate: its clients have the examples'),
+    (['--schemes=FedAvg'], '--schemes=FedAvg: FedAvg is no candidate: its clients have the '),
     (['--schemes=AGN,Gossip'], '--schemes=AGN,Gossip: Gossip is no candidate: each worker has '),
     (['--schemes=Work-Queue'], '--schemes=Work-Queue: Work-Queue is no candidate: it makes the '),
     (['--schemes=AGM'], '--schemes=AGM: there is no AGM; there are AEAMSGD, '),

@@ -87,8 +87,9 @@ def test_how_long_it_takes():
 
 def test_what_is_chosen():
     """What is advised, what is predicted within three times of it, one process, and a lot."""
-    first, near = candidate(5., window=20), [candidate(seconds, window=window) for seconds, window in
-                                             ((14., 1), (6., 2), (7., 3), (15., 4))]
+    first = candidate(5., window=20)
+    near = [candidate(seconds, window=window)
+            for seconds, window in ((14., 1), (6., 2), (7., 3), (15., 4))]
     far = [candidate(16., window=5), candidate(None, window=6), candidate(None, window=7),
            candidate(40., window=8)]
     alone = candidate(9., scheme='one process', window=1)
