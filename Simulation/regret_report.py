@@ -103,7 +103,7 @@ def summary(some):
     """Returns in words how a list of `Case` of one budget turned out."""
     regrets = [each.regret for each in some]
     near = sum(map(is_near, some))
-    one_best = [each for each in some if each.alone <= _ALIKE * each.least]
+    one_best = [each for each in some if each.alone <= _ALIKE * each.least < math.inf]
     said = sum(each.advised['scheme'] == ALONE for each in one_best)
     in_vain = sum(each.advised['scheme'] == ALONE for each in some) - said
 
