@@ -206,8 +206,11 @@ class Cluster:
         On shared cores the workers, which all prepare their graphs then, are in each other's way.
 
         Args:
+          costs: `advise_costs.Costs`.
           window: int, local steps in a run.
-          costs, workers, ps, is_ring: see `flags`.
+          workers: int.
+          ps: int.
+          is_ring: bool, see `flags`.
         """
         first = costs.get('start of a ring' if is_ring else 'start of a worker')
         beside = workers if self._is_shared else self._places(workers, ps, is_ring)[1]

@@ -51,8 +51,9 @@ def sentences(answer, looked_at, ruled_out, simulated):
 
     Args:
       answer: `advise_answer.Answer`.
-      looked_at, ruled_out, simulated: ints, how many settings there were, how many of these the
-        clock alone ruled out, and how many simulations with gradients were made.
+      looked_at: int, how many settings there were.
+      ruled_out: int, how many of these the clock alone ruled out.
+      simulated: int, how many simulations with gradients were made.
     """
     best, alone = answer.best, answer.of(ALONE)
     other = next((entry for entry in answer.entries if entry['scheme'] != ALONE), None)

@@ -302,8 +302,11 @@ def really_run(pair, folder, setting, repeat, advised):
     One process does not sleep: what it would sleep is added, step by step.
 
     Args:
+      pair: `Pair`.
       folder: path of the folder that is run.
-      pair, setting, repeat, advised: see `Judge.run`.
+      setting: dict, one of the advisor's candidates.
+      repeat: int, from 0 on.
+      advised: float, see `Judge.run`.
 
     Raises:
       SystemExit: if it fails.

@@ -54,7 +54,8 @@ def cases(advice, runs):
     """Returns a list of `Case`, of the pairs and budgets whose settings were all run.
 
     Args:
-      advice, runs: lists of rows, dicts, of FILES.
+      advice: list of rows, dicts, of what was chosen.
+      runs: list of rows, dicts, of real runs.
     """
     found, groups = [], collections.OrderedDict()
     for row in advice:
@@ -142,8 +143,9 @@ def page(found, runs):
         parts += ['## Runs that failed', 'They count as not having reached the target.', *(
             f'- {row["model"]}/{row["cluster"]}, {words(row)}: {row["complaint"]}'
             for row in failed)]
-    parts.append(f'![On the left regret over the minutes of the search, on the right measured over '
-                 f'predicted seconds]({PICTURE})')
+    if found:
+        parts.append(f'![On the left regret over the minutes of the search, on the right measured over '
+                     f'predicted seconds]({PICTURE})')
     return '\n\n'.join(readmes.paragraph(part) if part[0] not in '#|!-' else part
                        for part in parts) + '\n'
 
@@ -176,8 +178,8 @@ def draw(found, advice, runs):
     if points:
         ends = [min(min(point[:2]) for point in points), max(max(point[:2]) for point in points)]
         right.plot(ends, ends, '-', color=GREY, linewidth=0.8)
-    logarithmic(right, 'x')
-    logarithmic(right, 'y')
+        logarithmic(right, 'x')
+        logarithmic(right, 'y')
     right.set(xlabel='predicted s', ylabel='measured s', title='Time to the target')
     right.legend()
     return figure
@@ -189,8 +191,9 @@ def publish(results):
     found = cases(advice, runs)
     text = page(found, runs)
     (results / PAGE).write_text(text, encoding='utf-8')
-    with plt.rc_context(STYLE):
-        figure = draw(found, advice, runs)
-        write(figure, results / PICTURE)
-        plt.close(figure)
+    if found:
+        with plt.rc_context(STYLE):
+            figure = draw(found, advice, runs)
+            write(figure, results / PICTURE)
+            plt.close(figure)
     return text
