@@ -275,7 +275,7 @@ def main(arguments):
     if text and pathlib.Path(text).suffix == '.json':
         text = str(pathlib.Path(text).expanduser().resolve())
     cluster = advise_cluster.Cluster(text)
-    if options.run and (cluster.hosts > 1 or cluster.longer):
+    if options.run and cluster.hosts > 1:
         sys.exit('--run: it runs on this machine, and --cluster= is another one.')
     folder = advise_folders.Folder(os.path.expanduser(options.folder), flags, place / 'folders')
     options.names = _names(options, folder)  # before anything takes time

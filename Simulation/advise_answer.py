@@ -171,11 +171,17 @@ class Answer:
                     for row in rows]
         return statistics.mean(examples) / self._space.batch_size
 
+    def _straggler(self, config):
+        """Returns which workers sleep in a real run, the value of a flag, or an empty string."""
+        if config == ONE:  # the simulation has a longer local step in its place
+            return f'0:{self._space.longer:g}' if self._space.longer else ''
+        return self._space.rows[config]['flags'].get('straggler', '')
+
     def _flags(self, trial):
         """Returns the flags of a trial's program but for the number of steps, a list of strings."""
         flags = [*self._folder.flags, *(f'--{name}={value}' for name, value in
                                         self._space.own_flags(trial).items())]
-        straggler = self._space.rows[trial.config]['flags'].get('straggler')
+        straggler = self._straggler(trial.config)
         if straggler and self._cluster.hosts == 1:
             flags.append(f'--straggler={straggler}')
         return flags + [f'--num_threads={self._space.threads}'] * (trial.config == ONE)
@@ -302,7 +308,7 @@ class Answer:
             local_steps=self._local_steps(rows) if there else None,
             local_steps_per_second=clock['rate'],
             local_steps_of_update=self._space.steps_of_update(config), flags=self._flags(trial),
-            straggler=clock['flags'].get('straggler', ''), workers_and_ps=self._numbers(config))
+            straggler=self._straggler(config), workers_and_ps=self._numbers(config))
 
     def as_json(self):
         """Returns all of it, a dict that JSON takes."""

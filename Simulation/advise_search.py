@@ -51,6 +51,7 @@ class Space:
       batch_size: int.
       threads: int, those of one process.
       takes: float, seconds in which this machine makes a local step.
+      longer: float, by how many seconds each takes longer on the cluster.
       left_out: dict by scheme of strings, why it cannot be simulated.
     """
 
@@ -68,7 +69,7 @@ class Space:
         self.rows = {
             Config(scheme, row['window'], row['workers'], row['ps']): row
             for scheme, answer in answers.items() if scheme != ALONE for row in answer['rows']}
-        self.takes = costs.get('one process')
+        self.takes, self.longer = costs.get('one process'), longer
         self.alone = {at: costs.get('one process', at) + longer for at in ('value', 'low', 'high')}
         self.rows[ONE] = {'rate': 1 / self.alone['value'], 'staleness': 0., 'computes': 1.,
                           'flags': self._flags_of_one(), 'start': costs.get('start')}

@@ -299,8 +299,6 @@ def hosts_of(pair, setting):
 def really_run(pair, folder, setting, repeat, advised):
     """Makes a run; returns figures, a dict by names of COLUMNS.
 
-    One process does not sleep: what it would sleep is added, step by step.
-
     Args:
       pair: `Pair`.
       folder: path of the folder that is run.
@@ -313,21 +311,17 @@ def really_run(pair, folder, setting, repeat, advised):
     """
     flags = [*setting['flags'], f'--train_steps={steps_of(setting, advised)}',
              f'--seed={repeat + 1}', f'--log_every_n_steps={10 ** 9}']
-    added = sleeps(pair) / 1000
     if setting['straggler']:
         flags.append(f'--straggler={setting["straggler"]}')
-    if setting['scheme'] != ALONE:
-        added = 0
     with hosts_of(pair, setting) as network, tempfile.TemporaryDirectory() as directory:
         runs.Run(str(folder), *flags, f'--notes_dir={directory}', time_limit=_TIME_LIMIT,
                  CUDA_VISIBLE_DEVICES='', **setting['workers_and_ps'], **network)
         notes = runs.notes_in(directory)
     rate = runs.rate(notes)
-    curve = [(step, seconds + added * step, accuracy) for step, seconds, accuracy in
-             next(note['curve'] for note in notes if note['chief'])]
+    curve = next(note['curve'] for note in notes if note['chief'])
     when = advise_measure.reached(curve, MODELS[pair.model].target)
     return {'seconds': '' if when is None else f'{when:.4g}', 'ran': f'{curve[-1][1]:.4g}',
-            'local_steps_per_second': f'{setting["window"] / (1 / rate + added):.4g}',
+            'local_steps_per_second': f'{setting["window"] * rate:.4g}',
             'start': f'{advise_measure.start_of(notes, len(notes) / rate):.3g}'}
 
 
@@ -356,7 +350,7 @@ def main(arguments):
         reason = hosts.missing()
         if reason:
             sys.exit(f'Clusters cannot be imitated here: {reason}.')
-        say(f'{len(options.pairs)} pairs, '
+        say(f'{len(options.pairs)} pair{"s" * (len(options.pairs) > 1)}, '
             f'{", ".join(f"{minutes:g}" for minutes in options.minutes)} minutes for each search, '
             f'at most {options.most} of those that are predicted to take at most {NEAR} times as '
             f'long as what is advised, {LOT} by lot: about {seconds_of(options) / 60:.0f} minutes '

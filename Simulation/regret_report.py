@@ -119,7 +119,7 @@ def summary(some):
         f'{is_met(max(regrets) <= WORST)}). The time to the target was predicted within '
         f'{WITHIN:.0%} for {near} of them (for {SHARE:.0%}: {is_met(near >= SHARE * len(some))}). '
         f'One process was the best, or at most {_ALIKE - 1:.0%} slower, for {len(one_best)}; the '
-        f'advisor said so for {said} of these, and for {in_vain} others.')
+        f'advisor said so for {said} of these, and for {in_vain} where it was not.')
 
 
 def page(found, runs):
@@ -144,7 +144,7 @@ def page(found, runs):
             f'- {row["model"]}/{row["cluster"]}, {words(row)}: {row["complaint"]}'
             for row in failed)]
     if found:
-        parts.append(f'![On the left regret over the minutes of the search, on the right measured over '
+        parts.append(f'![On the left regret over the minutes of a search, on the right measured over '
                      f'predicted seconds]({PICTURE})')
     return '\n\n'.join(readmes.paragraph(part) if part[0] not in '#|!-' else part
                        for part in parts) + '\n'

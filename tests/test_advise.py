@@ -719,6 +719,9 @@ def test_all_that_may_be_run(answered):
     assert first['seconds'] == pytest.approx(answer.best['seconds'])
     assert f'--communication_window={first["window"]}' in first['flags']
     assert first['workers_and_ps'] == {'WORKERS': '4', 'PS': '1'}
+    answer = answered('5 hosts, 1 core, 1Gbit, 20ms, steps 20ms longer', costs_of())
+    delays = {each['scheme']: each['straggler'] for each in answer.candidates()}
+    assert delays[ALONE] == '0:0.02' and delays['HogWild'].startswith('0:0.02,1:0.02')
     known = [each['seconds'] is not None for each in found]
     assert known == sorted(known, reverse=True) and not all(known)
 

@@ -214,28 +214,26 @@ def test_it_resumes(tmp_path, monkeypatch):
     assert len(regret_report.cases(rows, runs)) == 1
 
 
-def test_one_process_sleeps_on_paper(tmp_path, monkeypatch):
-    """What it would sleep is added: its program has no --straggler."""
+def test_a_real_run_of_one_process(tmp_path, monkeypatch):
+    """It sleeps as the others do, and has no network."""
     asked = []
 
     class Run:
         def __init__(self, folder, *flags, time_limit, **env):
             asked.append((flags, env))
 
-    notes = [{'chief': True, 'began': 0., 'times': [0.01 * i for i in range(1, 101)],
-              'curve': [[0, 0., 0.], [50, 0.5, 0.8], [100, 1., 1.]]}]
+    notes = [{'chief': True, 'began': 0., 'times': [0.06 * i for i in range(1, 101)],
+              'curve': [[0, 0., 0.], [50, 3., 0.8], [100, 6., 1.]]}]
     monkeypatch.setattr(regret.runs, 'Run', Run)
     monkeypatch.setattr(regret.runs, 'notes_in', lambda _: notes)
-    pair = Pair('mnist', 'far')
     alone = candidate(5., scheme='one process', window=1, flags=['--learning_rate=0.1'],
-                      workers_and_ps={})
-    found = regret.really_run(pair, tmp_path, alone, 0, 5.)
-    # 90 % at the 75th step, after 0.75 s and 75 times 50 ms.
-    assert float(found['seconds']) == pytest.approx(0.75 + 75 * 0.05, rel=1e-3)
+                      straggler='0:0.05', workers_and_ps={})
+    found = regret.really_run(Pair('mnist', 'far'), tmp_path, alone, 0, 5.)
+    assert float(found['seconds']) == pytest.approx(4.5), 'half way from 80 % to 100 %'
     assert float(found['local_steps_per_second']) == pytest.approx(1 / 0.06, rel=0.01)
     (flags, env), = asked
-    assert not any('straggler' in flag for flag in flags) and 'PYTHON' not in env
-    assert '--learning_rate=0.1' in flags and '--seed=1' in flags
+    assert {'--straggler=0:0.05', '--learning_rate=0.1', '--seed=1'} < set(flags)
+    assert 'PYTHON' not in env
 
 
 @pytest.mark.thorough
