@@ -144,7 +144,7 @@ def page(found, runs):
             f'- {row["model"]}/{row["cluster"]}, {words(row)}: {row["complaint"]}'
             for row in failed)]
     if found:
-        parts.append(f'![On the left regret over the minutes of a search, on the right measured over '
+        parts.append(f'![On the left regret over the minutes of a search, on the right real over '
                      f'predicted seconds]({PICTURE})')
     return '\n\n'.join(readmes.paragraph(part) if part[0] not in '#|!-' else part
                        for part in parts) + '\n'
