@@ -250,7 +250,7 @@ def really_run(answer, folder, goal):
         run = runs.Run(str(folder.of(entry['scheme'])), *entry['flags'],
                        f'--notes_dir={directory}', **entry['workers_and_ps'])
         notes = runs.notes_in(directory)
-    curve, rate = next(note['curve'] for note in notes if note['chief']), runs.rate(notes)
+    curve, rate = advise_measure.curve_of(run, notes), runs.rate(notes)
     start = advise_measure.start_of(notes, len(notes) / rate)
     lines = [['', 'predicted', 'measured'],
              ['local steps/s', f'{entry["local_steps_per_second"]:.0f}',
@@ -263,7 +263,7 @@ def really_run(answer, folder, goal):
                       f'not in {curve[-1][1]:.3g}' if when is None else f'{when:.3g}'])
     else:
         lines.append(['test metric', f'{entry["accuracy"] or float("nan"):.3f}',
-                      f'{run.figures()["test accuracy"]:.3f}'])
+                      f'{curve[-1][2]:.3f}'])
     readmes.show(readmes.table(lines))
 
 

@@ -72,6 +72,20 @@ def start_of(notes, seconds):
     return max(0., max(times[-1] - began - len(times) * seconds for times, began in first))
 
 
+def curve_of(run, notes):
+    """Returns the accuracy over time of a run, a list of (step, seconds, accuracy).
+
+    To the tests while it trained it adds that at the end, whose step is not needed and None.
+
+    Args:
+      run: `runs.Run`.
+      notes: list of dicts, what its processes wrote by tfdist/training/notes.py.
+    """
+    chief = next(note for note in notes if note['chief'])
+    end = max(note['times'][-1] for note in notes) - chief['began']
+    return [*chief['curve'], (None, end, float(run.find(runs.TEST)[1][1]))]
+
+
 def reached(curve, target):
     """Returns when a curve, a list of (step, seconds, accuracy), comes to a target; or None."""
     before = 0., 0.

@@ -314,11 +314,11 @@ def really_run(pair, folder, setting, repeat, advised):
     if setting['straggler']:
         flags.append(f'--straggler={setting["straggler"]}')
     with hosts_of(pair, setting) as network, tempfile.TemporaryDirectory() as directory:
-        runs.Run(str(folder), *flags, f'--notes_dir={directory}', time_limit=_TIME_LIMIT,
-                 CUDA_VISIBLE_DEVICES='', **setting['workers_and_ps'], **network)
+        run = runs.Run(str(folder), *flags, f'--notes_dir={directory}', time_limit=_TIME_LIMIT,
+                       CUDA_VISIBLE_DEVICES='', **setting['workers_and_ps'], **network)
         notes = runs.notes_in(directory)
     rate = runs.rate(notes)
-    curve = next(note['curve'] for note in notes if note['chief'])
+    curve = advise_measure.curve_of(run, notes)
     when = advise_measure.reached(curve, MODELS[pair.model].target)
     return {'seconds': '' if when is None else f'{when:.4g}', 'ran': f'{curve[-1][1]:.4g}',
             'local_steps_per_second': f'{setting["window"] * rate:.4g}',
