@@ -37,7 +37,7 @@ _OWN = 'hosts', 'cores', 'shared', 'rate', 'round_trip', 'longer', 'slow', 'slow
 _NOT_HERE = 'come', 'leave', 'die', 'parameters', 'exchange', 'exchange_work', 'hop', 'hop_work'
 _STAGES = 5  # of an exchange whose costs were measured, see `lives.Life`
 _MOST_PS = 8
-ANOTHER_PS = 'another ps'  # of `Cluster.improvements`
+ANOTHER_PS, MORE_CORES = 'another ps', 'twice the cores'  # of `Cluster.improvements`
 _ON_A_CORE = 2  # workers, at most, where all share the cores: one computes while another one waits
 _FORM = 'say it as in "4 hosts, 8 cores, 1Gbit, 0.5ms, 1 slow by 3", or name a file'
 
@@ -269,7 +269,7 @@ class Cluster:
         if self._round_trip:
             found['half the round trip'] = self._but(_round_trip=self._round_trip / 2)
         if self._is_shared:
-            found['twice the cores'] = self._but(_cores=2 * self._cores)
+            found[MORE_CORES] = self._but(_cores=2 * self._cores)
         if self._slow:
             found['half as many slow hosts'] = self._but(_slow=self._slow // 2)
         found[ANOTHER_PS] = self._but(hosts=self.hosts + (self.hosts > 1))  # on a host of its own

@@ -1,5 +1,6 @@
 """The five sentences of the answer, for who has to decide and has read nothing else."""
 
+from advise_cluster import MORE_CORES
 from advise_folders import ALONE
 
 _HELPS = 1.05  # from so many times as many local steps/s on, something helps
@@ -57,7 +58,7 @@ def sentences(answer, looked_at, ruled_out, simulated):
     """
     best, alone = answer.best, answer.of(ALONE)
     other = next((entry for entry in answer.entries if entry['scheme'] != ALONE), None)
-    return [_choice(answer, best), _pays(answer, best, alone, other), _limits(other),
+    return [_choice(answer, best), _pays(answer, best, alone, other), _limits(answer.helps, other),
             _what_helps(answer.helps, other), _method(answer, looked_at, ruled_out, simulated)]
 
 
@@ -101,10 +102,15 @@ def _pays(answer, best, alone, other):
             f'{in_time(other["seconds"])}, {much}.')
 
 
-def _limits(other):
+def _limits(helps, other):
+    """Returns what holds a distributed run up; the arguments are those of `_what_helps`."""
     if not other:
         return 'What would hold a distributed run up was not simulated.'
-    return f'What holds {other["scheme"]} up: {_HOLDS_UP[other["limited_by"]].format(**other)}.'
+    what = _HOLDS_UP[other['limited_by']].format(**other)
+    if other['limited_by'] == 'the cores' and helps.get(MORE_CORES, _HELPS) < _HELPS:
+        what = (f'nothing but computing: its {other["workers"]} workers keep the cores busy, and '
+                'would gain from more of these only if there were more workers')
+    return f'What holds {other["scheme"]} up: {what}.'
 
 
 def _what_helps(helps, other):

@@ -598,11 +598,11 @@ def test_settings_are_compared_after_the_same_time():
     assert advise_answer.compare_at_once([there]) is None
 
 
-def said_of(*entries):
+def said_of(*entries, helps=()):
     """Returns the five sentences for entries."""
     ordered = advise_answer.one_process_first(list(entries))
     answer = types.SimpleNamespace(
-        entries=ordered, best=ordered[0], helps={}, goal=TARGET, then=None,
+        entries=ordered, best=ordered[0], helps=dict(helps), goal=TARGET, then=None,
         of=lambda name: next((each for each in ordered if each['scheme'] == name), None))
     return advise_words.sentences(answer, 100, 50, 20)
 
@@ -616,6 +616,14 @@ def test_what_hardly_pays_is_not_advised():
     assert said[1] == 'It pays: one process takes 10 s, 2 times as long.'
     assert said[2] == ('What holds AGN up: hardly anything: its workers compute for 80% of their '
                        'time.')
+
+
+def test_cores_that_are_busy_and_would_not_help():
+    """Two workers on two cores keep them busy, and have no use for more."""
+    entry = entry_of('AGN', 5., limited_by='the cores')
+    assert 'all its processes share' in said_of(entry, helps={'twice the cores': 1.5})[2]
+    assert said_of(entry, helps={'twice the cores': 1.01})[2].startswith(
+        'What holds AGN up: nothing but computing: its 2 workers keep the cores busy')
 
 
 def test_where_one_process_came_to_nothing():
