@@ -103,6 +103,8 @@ def test_what_is_chosen():
     assert by_role['advised'] == [first]
     assert [each['seconds'] for each in by_role['near']] == [6, 7, 9]
     assert len(by_role['by lot']) == 3
+    near = [each for role, each in regret.chosen_settings(answer, 9, 'seed') if role == 'near']
+    assert [each['seconds'] for each in near] == [6, 7, 9, 14, 15], 'and not 16'
     assert found == regret.chosen_settings(answer, 3, 'seed'), 'the lot has a seed'
     assert len({each[1]['window'] for seed in 'abcdef'
                 for each in regret.chosen_settings(answer, 3, seed)[-3:]}) > 3
