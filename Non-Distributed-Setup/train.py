@@ -17,7 +17,7 @@ from tfdist.start.quiet import tf
 model = model_file.load()
 FLAGS = flags.FLAGS
 training_flags.define(model, train_steps=3000, learning_rate=0.1,
-                      counted='updates of the variables', straggler=False)
+                      counted='updates of the variables')
 FLAGS.set_default('num_threads', 1)  # more only wait for each other in a small network
 
 
@@ -38,7 +38,7 @@ def main(_):
     tf.set_random_seed(FLAGS.seed)
     global_step = tf.train.get_or_create_global_step()
     batches = model.train_batches(FLAGS.batch_size, Scheme.batches(FLAGS), seed=FLAGS.seed)
-    network = building.Network(model, batches)
+    network = building.Network(model, batches, training_flags.straggler_delay(0))
     test = evaluation.Test(model, network.at_variables, values=network.tested_values)
     scheme = Scheme(network, global_step, FLAGS, task_index=0, num_workers=1)
 

@@ -28,6 +28,7 @@ import advise_folders
 import advise_measure
 import advise_search
 import advise_simulations
+import advise_words
 import experiments
 
 RESULTS = experiments.HERE / 'advice'
@@ -181,7 +182,9 @@ def _names(options, folder):
     names = options.schemes.split(',') if options.schemes else folder.names
     for name in names:
         if name not in folder.names:
-            sys.exit(f'--schemes={options.schemes}: there is no {name}; there are '
+            why = folder.why_not(name)
+            sys.exit(f'--schemes={options.schemes}: {name} is no candidate: {why}.' if why else
+                     f'--schemes={options.schemes}: there is no {name}; there are '
                      f'{", ".join(folder.names)}.')
     return names
 
@@ -201,11 +204,11 @@ def search(options, folder, cluster, costs, path, place, goal):
     Raises:
       SystemExit: if nothing could be simulated.
     """
-    names, seconds = _names(options, folder), 60 * options.minutes
+    names, seconds = options.names, 60 * options.minutes
     with advise_clock.Oracle(options.jobs, cluster, path) as oracle:
         say(f'{cluster.words()}: asks the clock about {len(names)} scheme{"s" * (len(names) > 1)}')
         answers, left_out = _ask_the_clock(oracle, folder, names)
-        space = advise_search.Space(answers, costs, goal)
+        space = advise_search.Space(answers, costs, goal, cluster.longer)
         say(f'{len(space.rows)} settings, of {min(row["rate"] for row in space.rows.values()):.3g}'
             f' to {max(row["rate"] for row in space.rows.values()):.3g} local steps/s')
         with advise_simulations.Simulations(
@@ -219,23 +222,17 @@ def search(options, folder, cluster, costs, path, place, goal):
         left_out.update(simulations.left_out)
         for name, why in left_out.items():
             say(f'{name} is left out: {why}')
+        diverged = [name for name in progress.search.diverged() if name not in left_out]
+        if diverged:
+            say(f'diverged in each simulation: {", ".join(diverged)}')
         if not progress.search.best():
-            sys.exit('There was no time for a single simulation: give more --minutes.')
+            sys.exit('Each simulation diverged: try a smaller step size, such as -- '
+                     '--learning_rate=0.001.' if progress.search.number else
+                     'There was no time for a single simulation: give more --minutes.')
         if progress.search.is_stopped:
             say('stopped before its end; the same command goes on from there')
         space.left_out = left_out
-        return advise_answer.Answer(progress.search, space, oracle, folder, cluster, costs, goal)
-
-
-def _reached(curve, target):
-    """Returns when a curve, a list of (step, seconds, accuracy), comes to a target; or None."""
-    before = 0., 0.
-    for _, seconds, accuracy in curve:
-        if accuracy >= target:
-            (began, first), whole = before, accuracy - before[1]
-            return began + (seconds - began) * ((target - first) / whole if whole else 1)
-        before = seconds, accuracy
-    return None
+        return advise_answer.Answer(progress.search, space, oracle, folder, cluster, goal)
 
 
 def really_run(answer, folder, goal):
@@ -247,24 +244,26 @@ def really_run(answer, folder, goal):
       goal: `advise_search.Goal`.
     """
     entry = answer.best
-    takes = entry['local_steps'] / entry['local_steps_per_second']
-    if takes > _MOST_SECONDS:
-        sys.exit(f'--run: it would take {takes:.0f} s. The command above runs it.')
+    if entry['run_seconds'] > _MOST_SECONDS:
+        sys.exit(f'--run: it would take {entry["run_seconds"]:.0f} s. The command above runs it.')
     with tempfile.TemporaryDirectory() as directory:
         run = runs.Run(str(folder.of(entry['scheme'])), *entry['flags'],
                        f'--notes_dir={directory}', **entry['workers_and_ps'])
         notes = runs.notes_in(directory)
-    curve = next(note['curve'] for note in notes if note['chief'])
-    measured = [entry['window'] * runs.rate(notes), run.figures()['test accuracy']]
+    curve, rate = advise_measure.curve_of(run, notes), runs.rate(notes)
+    start = advise_measure.start_of(notes, len(notes) / rate)
     lines = [['', 'predicted', 'measured'],
-             ['local steps/s', f'{entry["local_steps_per_second"]:.0f}', f'{measured[0]:.0f}']]
+             ['local steps/s', f'{entry["local_steps_per_second"]:.0f}',
+              f'{entry["window"] * rate:.0f}'],
+             ['s that the first runs take longer', f'{entry["start"]:.3g}', f'{start:.3g}']]
     if goal.target:
-        when = _reached(curve, goal.target)
-        lines.append([f's to {100 * goal.target:g} %', f'{entry["seconds"] or float("nan"):.3g}',
+        when = advise_measure.reached(curve, goal.target)
+        lines.append([f's to {advise_words.percent(goal.target)}, these included',
+                      f'{entry["seconds"] or float("nan"):.3g}',
                       f'not in {curve[-1][1]:.3g}' if when is None else f'{when:.3g}'])
     else:
         lines.append(['test metric', f'{entry["accuracy"] or float("nan"):.3f}',
-                      f'{measured[1]:.3f}'])
+                      f'{curve[-1][2]:.3f}'])
     readmes.show(readmes.table(lines))
 
 
@@ -279,6 +278,7 @@ def main(arguments):
     if options.run and cluster.hosts > 1:
         sys.exit('--run: it runs on this machine, and --cluster= is another one.')
     folder = advise_folders.Folder(os.path.expanduser(options.folder), flags, place / 'folders')
+    options.names = _names(options, folder)  # before anything takes time
     if options.costs:
         options.costs = options.costs.expanduser().resolve()
     try:
@@ -301,8 +301,8 @@ def main(arguments):
         say('that is for one machine; on the cluster each worker gets these flags, as '
             'docs/several-machines.md says')
     if answer.best['seconds'] and answer.best['seconds'] < _START:
-        say(f'less than {_START} s is less than processes take to start, which is not predicted: '
-            'what pays here is hardly to be seen')
+        say(f'less than {_START} s is less than processes take until their first step, which is in '
+            'no figure: what pays here is hardly to be seen')
     (place / 'answer.json').write_text(json.dumps(answer.as_json(), indent=1) + '\n',
                                        encoding='utf-8')
     drawn = answer.draw(place / 'accuracy.png')

@@ -220,7 +220,8 @@ def _rows(silent, asked, windows):
                                       variant.get('at', 'value'))
                 row = simulate(silent, window, flags)
                 rows.append(dict(row, window=window, workers=workers, ps=ps, flags=flags,
-                                 variant=number))
+                                 variant=number, start=cluster.start(
+                                     costs, window, workers, ps, is_ring)))
                 if max(row.get(name, 0) for name in ON_THE_PS) < _BUSY:
                     break  # one more ps would have nothing to do
     return rows
@@ -237,8 +238,9 @@ def _answer(asked):
 
     Returns:
       Dict of 'rows', of which each is what `simulate` returns, with its window, workers, ps, flags
-      for a whole simulation, and the number of its variant; 'window_flags', a list; 'rate_flag',
-      'rate' and 'rate_is_given', the flag of the step size, its value, and whether 'flags' has it;
+      for a whole simulation, the number of its variant, and its start, see `Cluster.start`;
+      'window_flags', a list; 'rate_flag', 'rate' and 'rate_is_given', the flag of the step size,
+      its value, and whether 'flags' has it;
       'train_steps' and 'batch_size'; 'together', whether a step is one of all workers; 'averages',
       whether it is one of the mean of their gradients; 'pushes', how many a round has.
     """

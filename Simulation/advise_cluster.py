@@ -4,7 +4,9 @@
 
 are four hosts of eight cores each. A message there and back takes half a millisecond; the local
 steps of a worker on one of the hosts take three times as long. `2 cores shared` are all that the
-hosts have together, as those have that are imitated on one machine. A file has the same as JSON:
+hosts have together, as those have that are imitated on one machine; with `steps 20ms longer` each
+local step takes so much longer than was measured here, also in one process, without keeping a core
+busy. A file has the same as JSON:
 
     {"hosts": 4, "cores": 8, "rate": "1Gbit", "round_trip": "0.5ms", "slow": 1, "slow_by": "3"}
 
@@ -29,11 +31,13 @@ _WORDS = [
     ('shared', r'(\d+) cores? shared'),
     ('rate', r'([\d.]+ ?[kMG]?bit)(?:/s)?'),
     ('round_trip', r'([\d.]+ ?(?:s|ms|us))(?: round trip| there and back)?'),
+    ('longer', r'steps ([\d.]+ ?(?:s|ms|us)) longer'),
     ('slow', r'(\d+) slow by ([\d.]+ ?(?:s|ms|us)?)')]
-_OWN = 'hosts', 'cores', 'shared', 'rate', 'round_trip', 'slow', 'slow_by', 'about'
+_OWN = 'hosts', 'cores', 'shared', 'rate', 'round_trip', 'longer', 'slow', 'slow_by', 'about'
 _NOT_HERE = 'come', 'leave', 'die', 'parameters', 'exchange', 'exchange_work', 'hop', 'hop_work'
 _STAGES = 5  # of an exchange whose costs were measured, see `lives.Life`
 _MOST_PS = 8
+ANOTHER_PS, MORE_CORES = 'another ps', 'twice the cores'  # of `Cluster.improvements`
 _ON_A_CORE = 2  # workers, at most, where all share the cores: one computes while another one waits
 _FORM = 'say it as in "4 hosts, 8 cores, 1Gbit, 0.5ms, 1 slow by 3", or name a file'
 
@@ -64,6 +68,7 @@ class Cluster:
     Attributes:
       text: string from which it can be made again, or None.
       hosts: int; on 1 host all tasks share its cores.
+      longer: float, seconds by which each local step takes longer than on this machine.
     """
 
     def __init__(self, text=None):
@@ -115,6 +120,7 @@ class Cluster:
                            or bool(self._workers) and 'cores' in values)
         self._rate = description.bandwidth(values.get('rate', 'inf'))
         self._round_trip = description.seconds(values.get('round_trip', '0s'))
+        self.longer = description.seconds(values.get('longer', '0s'))
         self._slow = int(values.get('slow', 0))
         slow_by = str(values.get('slow_by', '1'))
         self._delay = description.seconds(slow_by) if re.search('[a-z]', slow_by) else 0.
@@ -172,9 +178,7 @@ class Cluster:
           is_ring: bool, whether the workers sum up around a ring; then there is no ps.
           at: string, which of the costs to take, see `Costs.get`.
         """
-        own = self.hosts > 1 and not self._workers  # workers and ps have hosts
-        places = self.hosts - (0 if is_ring else ps) if own else workers
-        on_each = -(-workers // places)
+        places, on_each = self._places(workers, ps, is_ring)
         tasks = workers + (0 if is_ring else ps) if self._is_shared else on_each
         # Each task has its share of the cores: threads beyond these would only wait.
         threads = max(1, self._cores // tasks)
@@ -189,6 +193,29 @@ class Cluster:
             found['cores'] = max(1, self._cores // threads)
         found.update(self._described)
         return {name: str(value) for name, value in found.items()}
+
+    def _places(self, workers, ps, is_ring):
+        """Returns how many hosts there are for the workers, and how many workers are on each."""
+        own = self.hosts > 1 and not self._workers  # workers and ps have hosts
+        places = self.hosts - (0 if is_ring else ps) if own else workers
+        return places, -(-workers // places)
+
+    def start(self, costs, window, workers, ps, is_ring=False):
+        """Returns the seconds that the first runs take longer than later ones, a float.
+
+        On shared cores the workers, which all prepare their graphs then, are in each other's way.
+
+        Args:
+          costs: `advise_costs.Costs`.
+          window: int, local steps in a run.
+          workers: int.
+          ps: int.
+          is_ring: bool, see `flags`.
+        """
+        first = costs.get('start of a ring' if is_ring else 'start of a worker')
+        beside = workers if self._is_shared else self._places(workers, ps, is_ring)[1]
+        return (first + (window - 1) * costs.get('start, a local step')) * max(
+            1, beside / self._cores)
 
     def _exchange(self, costs, ps, stages, is_ring, at):
         """Returns what the runtime takes for an exchange, a dict by names of flags."""
@@ -223,14 +250,16 @@ class Cluster:
             mean = advise_costs.time(step * factor)
             return f'lognormal:{mean}:{variation:.3g}' if variation else mean
 
-        slow = {worker for worker in range(workers) if worker % places >= places - self._slow}
-        if not slow:
-            return {'step': one(1)}
-        if self._delay:
-            return {'step': one(1),
-                    'straggler': ','.join(f'{worker}:{self._delay:g}' for worker in sorted(slow))}
-        return {'step': ','.join(one(self._factor if worker in slow else 1)
-                                 for worker in range(workers))}
+        is_slow = [worker % places >= places - self._slow for worker in range(workers)]
+        factors = [self._factor if slow else 1 for slow in is_slow]
+        delays = [factor * self.longer + slow * self._delay
+                  for factor, slow in zip(factors, is_slow)]
+        steps = [one(factor) for factor in factors]
+        found = {'step': ','.join(steps if any(is_slow) and not self._delay else steps[:1])}
+        if any(delays):
+            found['straggler'] = ','.join(
+                f'{worker}:{delay:g}' for worker, delay in enumerate(delays) if delay)
+        return found
 
     def improvements(self):
         """Returns what could be better, a dict of `Cluster` by words for that."""
@@ -240,9 +269,10 @@ class Cluster:
         if self._round_trip:
             found['half the round trip'] = self._but(_round_trip=self._round_trip / 2)
         if self._is_shared:
-            found['twice the cores'] = self._but(_cores=2 * self._cores)
+            found[MORE_CORES] = self._but(_cores=2 * self._cores)
         if self._slow:
-            found['half the stragglers'] = self._but(_slow=self._slow // 2)
+            found['half as many slow hosts'] = self._but(_slow=self._slow // 2)
+        found[ANOTHER_PS] = self._but(hosts=self.hosts + (self.hosts > 1))  # on a host of its own
         return found
 
     def _but(self, **changes):

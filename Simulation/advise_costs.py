@@ -17,17 +17,21 @@ import description
 # `high`; all of them are of one batch size and one model.
 MEANINGS = collections.OrderedDict([
     ('one process', 'a local step in one process, all in all'),
+    ('start', 'what the first runs of that process take longer than later ones'),
     ('threads', 'of that process'),
     ('step, 1 thread', 'a local step within a window, by a session with so many threads'),
     ('variation', 'of a local step: the standard deviation of its logarithm'),
     ('exchange', 'a pull and a push of a worker, beyond the local step, for any model'),
     ('exchange, a byte', 'what is added for each byte that the pull and the push carry'),
     ('exchange work', 'processor time of worker and ps in a pull and a push of this model'),
+    ('start of a worker', 'what the first runs of a worker take longer than later ones'),
+    ('start, a local step', 'what each further local step of a window adds to that'),
     ('update', 'what an update takes a ps'),
     ('ring', 'a sum around a ring, beyond the local step and the hops'),
     ('ring work', 'processor time in that, of each worker'),
     ('hop', 'a hop of the ring'),
     ('hop work', 'processor time of a hop'),
+    ('start of a ring', 'what the first runs of two workers in a ring take longer than later ones'),
     ('parameters', 'bytes of the variables'),
     ('pull', 'bytes that a worker reads in an exchange'),
     ('push', 'bytes that it sends')])

@@ -60,6 +60,16 @@ class Folder:
         known = [path.read_text(encoding='utf-8') for path in schemes.ROOT.glob('*/worker.py')]
         return self.path.name if 'class Scheme(' in text and text not in known else None
 
+    def why_not(self, name):
+        """Returns why a folder of the collection is no candidate; None if it is none of them."""
+        if not (schemes.ROOT / name / 'model.py').is_file():
+            return None
+        if name in study_cases.ALIKE:
+            return f'it makes the updates of {study_cases.ALIKE[name]}'
+        if name in _OTHER_INTERFACE:
+            return 'its model.py has another interface'
+        return schemes.why_left_out(name)
+
     def of(self, name):
         """Returns the path of the folder in which a scheme, or ALONE, trains the model."""
         if name not in self._folders:

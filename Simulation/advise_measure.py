@@ -26,6 +26,8 @@ _MOST_RUNS, _LEAST_RUNS = 20000, 30  # of a train op
 _ROUND = 0.0015  # seconds of an exchange, for an estimate
 _SMALL, _LARGE = 2 ** 12, 2 ** 20  # bytes
 _TIME_LIMIT = 300
+# A worker gets more threads on more cores. The local step that is subtracted was timed with one.
+_AS_TIMED = '--num_threads=1'
 
 
 def _of_steps(folder):
@@ -57,6 +59,44 @@ def _seconds_of_trip(number):
     return 1 / float(done.stdout)
 
 
+def start_of(notes, seconds):
+    """Returns what the first runs of a train op took longer than later ones, in seconds, a float.
+
+    In these TensorFlow prepares the graph, and the tasks reach each other for the first time.
+
+    Args:
+      notes: list of dicts, what the processes wrote by tfdist/training/notes.py.
+      seconds: float, that a later run takes.
+    """
+    first = [(note['times'][:runs.WARM_UP], note['began']) for note in notes]
+    return max(0., max(times[-1] - began - len(times) * seconds for times, began in first))
+
+
+def curve_of(run, notes):
+    """Returns the accuracy over time of a run, a list of (step, seconds, accuracy).
+
+    To the tests while it trained it adds that at the end, whose step is not needed and None.
+
+    Args:
+      run: `runs.Run`.
+      notes: list of dicts, what its processes wrote by tfdist/training/notes.py.
+    """
+    chief = next(note for note in notes if note['chief'])
+    end = max(note['times'][-1] for note in notes) - chief['began']
+    return [*chief['curve'], (None, end, float(run.find(runs.TEST)[1][1]))]
+
+
+def reached(curve, target):
+    """Returns when a curve, a list of (step, seconds, accuracy), comes to a target; or None."""
+    before = 0., 0.
+    for _, seconds, accuracy in curve:
+        if accuracy >= target:
+            (began, first), whole = before, accuracy - before[1]
+            return began + (seconds - began) * ((target - first) / whole if whole else 1)
+        before = seconds, accuracy
+    return None
+
+
 def _really_run(folder, name, seconds, *flags, **env):
     """Makes a run.
 
@@ -69,7 +109,7 @@ def _really_run(folder, name, seconds, *flags, **env):
 
     Returns:
       Triple of the seconds of a run of its train op, the mean and the least and largest of three
-      parts; and the processor seconds in it.
+      parts; the processor seconds in it; and what the first runs took longer, see `start_of`.
     """
     count = min(_MOST_RUNS, max(_LEAST_RUNS, int(_SECONDS / seconds)))
     with tempfile.TemporaryDirectory() as directory:
@@ -82,7 +122,8 @@ def _really_run(folder, name, seconds, *flags, **env):
     ends = [len(times) * i // 3 for i in range(3)] + [len(times) - 1]
     parts = [(times[end] - times[begin]) / (end - begin) for begin, end in zip(ends, ends[1:])]
     # A run that was too short for its processor times is said to have worked all the time.
-    return (middle, min(*parts, middle), max(*parts, middle)), found['work_s'] or middle
+    return ((middle, min(*parts, middle), max(*parts, middle)), found['work_s'] or middle,
+            start_of(notes, middle))
 
 
 def _the_same(value, how):
@@ -105,14 +146,17 @@ def measure(folder, say):
     its_own = [each for each in timed['steps'] if each['batch'] == timed['batch']]
     best = min(its_own, key=lambda each: each['run'][0])
     say('trains with one process')
-    alone, _ = _really_run(folder, advise_folders.ALONE, best['run'][0],
-                           f'--num_threads={best["threads"]}')
+    alone, _, start = _really_run(folder, advise_folders.ALONE, best['run'][0],
+                                  f'--num_threads={best["threads"]}')
     found['one process'] = Figure(*alone, 'a real run of Non-Distributed-Setup')
+    found['start'] = _the_same(start, 'the first runs of that run')
     found['threads'] = _the_same(best['threads'], 'those with which a local step is fastest')
     found['variation'] = _the_same(its_own[0]['variation'], 'of the runs for step, 1 thread')
     for each in its_own:
         name = f'step, {each["threads"]} thread{"s" * (each["threads"] > 1)}'
         found[name] = Figure(*each['step'], 'in one process: what longer windows take longer')
+    found['start, a local step'] = _the_same(
+        its_own[0]['more'], 'in one process: what a longer window makes the first run longer')
     for each in timed['steps']:
         if each['threads'] == 1:
             found[f'batch of {each["batch"]} examples'] = Figure(
@@ -143,7 +187,8 @@ def _of_exchanges(folder, step, carried, say):
       say: see `measure`.
     """
     say('trains with one worker and one ps')
-    run, work = _really_run(folder, 'HogWild', step + _ROUND, WORKERS='1', PS='1')
+    run, work, start = _really_run(folder, 'HogWild', step + _ROUND, _AS_TIMED,
+                                    WORKERS='1', PS='1')
     say('sends bytes to a ps and back')
     small, large = map(_seconds_of_trip, (_SMALL, _LARGE))
     by_byte = max(0., (large - small) / 2 / (_LARGE - _SMALL))
@@ -154,19 +199,23 @@ def _of_exchanges(folder, step, carried, say):
         'exchange, a byte': _the_same(by_byte, 'what 1 MB takes longer than 4 kB, from a ps and '
                                       'back'),
         'exchange work': _the_same(max(0., work - step), 'the same run of HogWild, by the '
-                                   'processor times of worker and ps')}
+                                   'processor times of worker and ps'),
+        'start of a worker': _the_same(start, 'the first runs of the same run')}
 
 
 def _of_rings(folder, step, say):
     """Returns the figures of a ring, a dict; the arguments are those of `_of_exchanges`."""
-    run, work = {}, {}
+    run, work, start = {}, {}, {}
     for workers in 2, 3:
         say(f'trains with a ring of {workers} workers')
-        run[workers], work[workers] = _really_run(
-            folder, 'Ring-AllReduce', step + workers * _ROUND, WORKERS=str(workers))
+        run[workers], work[workers], start[workers] = _really_run(
+            folder, 'Ring-AllReduce', step + workers * _ROUND, _AS_TIMED,
+            WORKERS=str(workers))
     costs = validate.costs_of_ring(step, run[2][0], work[2], work[3])
     off = [each / run[2][0] for each in run[2]]
     names = 'ring', 'ring work', 'hop', 'hop work'
-    return {name: Figure(*(value * each for each in off), 'real runs of rings of two workers, '
-                         'which have two hops, and of three, which have four')
-            for name, value in zip(names, costs)}
+    found = {name: Figure(*(value * each for each in off), 'real runs of rings of two workers, '
+                          'which have two hops, and of three, which have four')
+             for name, value in zip(names, costs)}
+    return dict(found, **{'start of a ring': _the_same(
+        start[2], 'the first runs of the ring of two workers')})

@@ -8,6 +8,7 @@ neighbours. At the end the best one of each scheme gets other seeds.
 
 import collections
 import math
+import statistics
 import sys
 import threading
 import time
@@ -31,7 +32,8 @@ SEEDS = 1, 2, 3
 BEST = 5  # how many are answered
 _TESTS = 25
 _LEADERS, _LIKE_IT = 3, 2  # of so many schemes, so many settings like the best one are tried next
-_START, _ROUND = 1., 0.0002  # seconds to begin a simulation, and in a local step beside the model
+_START = 1.  # seconds of a simulation besides its local steps, at least
+_ROUND = 0.0002  # seconds in a local step besides the model
 _PROCESS = 2.  # seconds until the process for a scheme has begun
 _ENOUGH = .8, .5  # shares of a scheme's highest rate that may be enough, if they need less
 _DIVERGED = 2  # see `worth`
@@ -43,13 +45,17 @@ class Space:
     """What may be simulated.
 
     Attributes:
-      rows: dict by `Config` of what the clock says of it, see `advise_clock.simulate`.
+      rows: dict by `Config` of what the clock says of it, see `advise_clock.simulate`; and the
+        seconds of its start.
+      alone: dict of floats, the seconds of a local step of one process, see `Costs.get`.
       batch_size: int.
       threads: int, those of one process.
+      takes: float, seconds in which this machine makes a local step.
+      longer: float, by how many seconds each takes longer on the cluster.
       left_out: dict by scheme of strings, why it cannot be simulated.
     """
 
-    def __init__(self, answers, costs, goal):
+    def __init__(self, answers, costs, goal, longer=0.):
         """Takes the parts.
 
         Args:
@@ -57,18 +63,21 @@ class Space:
             local steps are its own.
           costs: `advise_costs.Costs`.
           goal: `Goal`.
+          longer: float, see `advise_cluster.Cluster`.
         """
-        self._answers, self._costs, self._goal = answers, costs, goal
+        self._answers, self._goal = answers, goal
         self.rows = {
             Config(scheme, row['window'], row['workers'], row['ps']): row
             for scheme, answer in answers.items() if scheme != ALONE for row in answer['rows']}
-        self.rows[ONE] = {'rate': 1 / costs.get('one process'), 'staleness': 0., 'computes': 1.,
-                          'flags': self._flags_of_one()}
+        self.takes, self.longer = costs.get('one process'), longer
+        self.alone = {at: costs.get('one process', at) + longer for at in ('value', 'low', 'high')}
+        self.rows[ONE] = {'rate': 1 / self.alone['value'], 'staleness': 0., 'computes': 1.,
+                          'flags': self._flags_of_one(), 'start': costs.get('start')}
         self.batch_size = answers[ALONE]['batch_size']
         self.threads, self.left_out = int(costs.get('threads')), {}
 
     def _flags_of_one(self):
-        step = advise_costs.time(self._costs.get('one process'))
+        step = advise_costs.time(self.alone['value'])
         return {'workers': '1', 'ps': '1', 'step': step, 'latency': '0s', 'bandwidth': 'inf',
                 'ps_bandwidth': 'inf', 'update': '0s'}
 
@@ -139,12 +148,15 @@ class Space:
         return order + sorted(set(left) - set(order), key=lambda config: (-left[config], config))
 
 
-def worth(row, rung=0):
-    """Returns how good a row is, a tuple, less for a better one; longer simulations first."""
+def worth(row, rung=0, start=0.):
+    """Returns how good a row is, a tuple, less for a better one; longer simulations first.
+
+    The `start` is in seconds, before the row's own.
+    """
     if str(row['diverged']) == '1' or str(row['loss']) in ('', 'nan', 'inf'):
         return _DIVERGED, 0., 0., 0.
     if row['target_seconds'] != '':
-        return 0, float(row['target_seconds']), 0., 0.
+        return 0, start + float(row['target_seconds']), 0., 0.
     return 1, -rung, -float(row['accuracy'] or 0), float(row['loss'])
 
 
@@ -173,7 +185,8 @@ class Search:
         self._space, self._simulations, self._goal = space, simulations, goal
         self._seconds, self._wall, self._then = seconds * jobs, seconds, then
         self._deadline = simulations.deadline
-        self._cost = _ROUND + 1 / space.rate(ONE)  # seconds that a local step takes to simulate
+        # Seconds that a local step takes to simulate, and a simulation besides.
+        self._cost, self._fixed = _ROUND + space.takes, _START
         self.found, self.is_stopped = collections.defaultdict(dict), False
         self.too_slow, self.too_long, self.number = [], set(), 0
         self._steps = collections.Counter()  # the local steps of the first seed, by trial
@@ -196,8 +209,8 @@ class Search:
         The `share` is of the time of the search.
         """
         # At least as many as take half of the time in which a simulation begins.
-        return int(max(20, (self._seconds * share / number - _START) / self._cost,
-                       _START / self._cost / 2))
+        return int(max(20, (self._seconds * share / number - self._fixed) / self._cost,
+                       self._fixed / self._cost / 2))
 
     def _simulate(self, trials, local_steps, share, rung=0, seed=1):
         """Simulates.
@@ -220,6 +233,8 @@ class Search:
             asked.append((trial, name, flags))
 
         def keep(trial, row):
+            if not self._goal.target:  # when it comes to 1 is not what is asked
+                row = dict(row, target_seconds='', target_examples='')
             with self._lock:
                 self.found[trial][seed] = row, rung
                 self.number += 1
@@ -231,7 +246,7 @@ class Search:
 
     def worth(self, trial):
         """Returns how good a trial is with the first seed, see `worth`."""
-        return worth(*self.found[trial][1])
+        return worth(*self.found[trial][1], self._space.rows[trial.config].get('start', 0.))
 
     def _best_of(self, trials):
         return min(trials, key=self.worth)
@@ -261,15 +276,34 @@ class Search:
                       if trial not in self.found]
             if time.monotonic() > self._deadline - (1 - _OF_ONE) * self._wall:
                 break
-        best = [self.found[trial][1][0] for trial in self.ranked()[:1]]
-        if best and best[0]['accuracy'] == '' and self._goal.target:
+        self._learn_cost()
+        best = self._of_one()
+        if (best and self._goal.target and self.worth(best)[0] != _DIVERGED
+                and self.found[best][1][0]['accuracy'] == ''):
             sys.exit("The model's test has no accuracy: ask for the least loss within a time, such "
                      'as --within=10.')
-        reached = best and best[0]['target_examples']
-        # Where it takes longer to begin a simulation than to make it, it may as well be longer.
-        self._needed = max(float(reached) / self._space.batch_size if reached else steps,
-                           _START / self._cost / 2)
-        self._horizon = self._goal.within or self._needed / rate
+        self._least = max(steps, self._fixed / self._cost / 2)
+        self._set_horizon()
+
+    def _learn_cost(self):
+        """Sets what a simulation takes besides its local steps, such as its tests."""
+        took = [float(rows[1][0].get('wall_seconds') or 0) - self._cost * self._steps[trial]
+                for trial, rows in self.found.items() if 1 in rows]
+        self._fixed = max(_START, statistics.median(took or [0.]))
+
+    def _of_one(self):
+        """Returns the best trial of one process, or None."""
+        return next((trial for trial in self.ranked() if trial.config == ONE), None)
+
+    def _set_horizon(self):
+        """Sets how far the others are simulated, by what is known of one process."""
+        best, self._needed = self._of_one(), self._least
+        if best:
+            reached = self.found[best][1][0]['target_examples']
+            # Where it takes longer to begin a simulation than to make it, it may as well be longer.
+            self._needed = max(self._fixed / self._cost / 2, float(reached) / self._space.batch_size
+                               if reached else max(self._least, self._steps[best]))
+        self._horizon = self._goal.within or self._needed / self._space.rate(ONE)
 
     def _possible(self):
         """Returns the schemes that may be fast enough, in the order of their rates."""
@@ -306,14 +340,14 @@ class Search:
         over = _OF_ONE
         for number, rung in enumerate(RUNGS):
             over += rung.share
+            self._set_horizon()
             horizon, most = self._horizon * rung.horizon * longer, rung.steps * self._needed
             if self._goal.within:
                 horizon, most = self._goal.within, math.inf
-            # Who has come to the target has nothing more to show.
-            left = [trial for trial in trials
-                    if trial not in self.found or self.worth(trial)[0] or self._goal.within]
-            wanted = {trial: min(self._space.rate(trial.config) * horizon, most)
-                      for trial in self._affordable(left, rung)}
+            left = self._affordable(self._not_there(trials), rung)
+            if number:  # as far as the others, so that they can be compared
+                left += self._not_there(filter(None, [self._of_one()]))
+            wanted = {trial: min(self._space.rate(trial.config) * horizon, most) for trial in left}
             if not wanted:
                 break
             # Where there is no time for all of that, all get the same share of it.
@@ -327,9 +361,15 @@ class Search:
                            steps.get, over, number)
             trials = self._next(trials)
 
+    def _not_there(self, trials):
+        """Returns those trials that have something left to show: all but who came to the target."""
+        return [trial for trial in trials
+                if trial not in self.found or self.worth(trial)[0] or self._goal.within]
+
     def _affordable(self, trials, rung):
         """Returns the first ones of a list of trials, as many as a rung has time for."""
-        each = _START + self._cost * min(rung.steps * self._needed, self._afford(rung.share, BEST))
+        each = self._fixed + self._cost * min(rung.steps * self._needed,
+                                              self._afford(rung.share, BEST))
         left, begun, found = rung.share * self._seconds, set(), []
         for trial in trials:
             left -= each + _PROCESS * (trial.config.scheme not in begun)
@@ -357,6 +397,13 @@ class Search:
                  *sum(around[_LEADERS:BEST], []), *(
                      trial for trial in self._all if trial not in self.found)]
         return list(collections.OrderedDict.fromkeys(found))
+
+    def diverged(self):
+        """Returns the schemes of which each simulation diverged, a sorted list of strings."""
+        outcomes = collections.defaultdict(list)
+        for trial in self.ranked():
+            outcomes[trial.config.scheme].append(self.worth(trial)[0] == _DIVERGED)
+        return sorted(scheme for scheme, each in outcomes.items() if all(each))
 
     def best(self):
         """Returns the best trial of each scheme, a list of at most BEST, one process among them."""

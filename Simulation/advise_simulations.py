@@ -70,9 +70,10 @@ class Simulations:
                 try:
                     row = self._row(name, flags, until)
                 except SystemExit as error:
-                    # A model may complain of a step size with which it diverges.
-                    row = None if self._is_over else FAILED
-                    self._complaints.setdefault(name, str(error).rpartition('}: ')[2])
+                    row = None
+                    if not self._is_over:  # a model may complain if it diverges
+                        row = FAILED
+                        self._complaints.setdefault(name, str(error).rpartition('}: ')[2])
                 if row is not None:
                     if row is not FAILED:
                         self._good.add(name)

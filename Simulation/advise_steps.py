@@ -34,15 +34,20 @@ def spread(times):
     return statistics.median(times), min(parts), max(parts)
 
 
+def _seconds_of(run):
+    """Returns the seconds of one run of a function."""
+    before = time.perf_counter()
+    run()
+    return time.perf_counter() - before
+
+
 def _timed(run):
     """Returns the `spread` of the seconds of a function's runs, and their relative deviation."""
     for _ in range(_WARM_UP):
         run()
     times, began = [], time.monotonic()
     while len(times) < _LEAST or time.monotonic() < began + _SECONDS:
-        before = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - before)
+        times.append(_seconds_of(run))
     low, high = np.percentile(times, [25, 75])  # robust: others use this machine, too
     return spread(times), (high - low) / 1.349 / statistics.median(times)
 
@@ -73,20 +78,27 @@ def _run_of(threads, batch_size, window):
 
 
 def _steps(asked):
-    """Returns figures: 'run' and 'step', each as `spread` does, and 'variation' of a local step.
+    """Returns figures: 'run' and 'step', each as `spread` does, 'variation' and 'more'.
+
+    'variation' is that of a local step. 'more' is by how many seconds each further local step of a
+    window makes the first run longer, beyond its own time; 0 if it was not measured.
 
     Args:
       asked: pair of ints, threads and batch size.
     """
     import simulate
-    run, deviation = _timed(_run_of(*asked, 1))
+    first_run = _run_of(*asked, 1)
+    first = _seconds_of(first_run)
+    run, deviation = _timed(first_run)
     if run[0] > _SLOW or 'communication_window' not in simulate.FLAGS:
-        return {'run': run, 'step': run, 'variation': _sigma(deviation)}
-    longer, deviation = _timed(_run_of(*asked, _LONG))
+        return {'run': run, 'step': run, 'variation': _sigma(deviation), 'more': 0.}
+    long_run = _run_of(*asked, _LONG)
+    more = (_seconds_of(long_run) - first) / (_LONG - 1)
+    longer, deviation = _timed(long_run)
     steps = [max(1e-7, (long - short) / (_LONG - 1)) for long, short in zip(longer, run)]
     step = steps[0], min(steps), max(steps)
     # All variation of a run is that of its local steps.
-    return {'run': run, 'step': step,
+    return {'run': run, 'step': step, 'more': max(0., more - step[0]),
             'variation': _sigma(deviation * longer[0] / step[0] / math.sqrt(_LONG))}
 
 
@@ -105,9 +117,7 @@ def _update(_):
     times = {run: [] for run in (functools.partial(player.push, 0, one), nothing)}
     for _ in range(_UPDATES):
         for run, taken in times.items():
-            before = time.perf_counter()
-            run()
-            taken.append(time.perf_counter() - before)
+            taken.append(_seconds_of(run))
     pushes, empty = map(spread, times.values())
     return {'update': [max(1e-7, push - none) for push, none in zip(pushes, empty)],
             'parameters': silent.parameters, 'pull': silent.pull_bytes, 'push': silent.push_bytes}

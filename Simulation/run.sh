@@ -5,6 +5,7 @@
 #     bash run.sh --scheme=AGN --help        all flags, those of the scheme, too
 #     bash run.sh --replay=DIR               repeats a real run
 #     bash run.sh --advise                   which scheme for your model and your cluster
+#     bash run.sh --regret                   the advisor judged by real runs on imitated clusters
 #     bash run.sh --study                    all schemes with 1 to 1,024 workers
 #     bash run.sh --claims                   what papers claim, and whether it holds
 #     bash run.sh --validate                 simulated against really run, on this machine
@@ -19,6 +20,7 @@ command -v "$python" >/dev/null || {
 case ${1:-} in
   --claims*) program=claims ;;
   --advise) program=advise ;;
+  --regret) program=regret ;;
   --study) program=study ;;
   --validate) program=validate ;;
   *) program=simulate ;;

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import pathlib
+import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -17,6 +18,14 @@ def simulated():
     """Returns the names of all folders whose workers have a scheme to simulate, sorted."""
     return sorted(path.parent.name for path in ROOT.glob('*/worker.py') if _has_scheme(path)
                   and ' not_simulated = ' not in _text(path.parent))
+
+
+def why_left_out(name):
+    """Returns why a folder of the collection is none of `folders`, a string."""
+    path = ROOT / name / 'worker.py'
+    if not path.exists() or not _has_scheme(path):
+        return 'there are no workers to simulate'
+    return re.search(" not_(?:simulated|compared) = '(.*)'", _text(path.parent))[1]
 
 
 def _text(folder):

@@ -69,8 +69,10 @@ class Run:
       busy: dict, the processor seconds of processes, by their program's name.
     """
 
-    def __init__(self, folder, *flags, **env):
+    def __init__(self, folder, *flags, time_limit=TIME_LIMIT, **env):
         """Runs it with flags for the workers, and environment variables such as WORKERS='4'.
+
+        It is ended after `time_limit` seconds.
 
         Raises:
           SystemExit: if it fails.
@@ -82,7 +84,7 @@ class Run:
             ['bash', str(ROOT / folder / 'run.sh'), *flags], stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, universal_newlines=True,
             env={**own, 'PYTHON': sys.executable, **env})
-        limit = threading.Timer(TIME_LIMIT, process.terminate)
+        limit = threading.Timer(time_limit, process.terminate)
         limit.start()
         watch = threading.Thread(target=self._watch, args=(process,))
         watch.start()
@@ -97,7 +99,7 @@ class Run:
             watch.join()
         if status:
             sys.exit('\n'.join([f'{folder}: status {status} after {self.seconds:.0f} s, of '
-                                f'{TIME_LIMIT} s at most:',
+                                f'{time_limit} s at most:',
                                 *(line for _, line in self.lines)]))
 
     def _watch(self, process):

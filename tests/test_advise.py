@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
@@ -22,16 +23,19 @@ import advise_cluster
 import advise_costs
 from advise_costs import Costs, Figure
 import advise_folders
+import advise_measure
 import advise_search
 from advise_search import ALONE, Config, Goal, ONE, Search, Space, Trial
 import advise_simulations
 import advise_steps
+import advise_words
 import description
 import schemes
 
 SECONDS = {'one process': 1e-3, 'step, 1 thread': 0.8e-3, 'step, 2 threads': 0.5e-3,
            'exchange': 1e-3, 'exchange, a byte': 1e-9, 'exchange work': 1.4e-3, 'update': 50e-6,
-           'ring': 0.4e-3, 'ring work': 0.5e-3, 'hop': 0.2e-3, 'hop work': 0.15e-3}
+           'ring': 0.4e-3, 'ring work': 0.5e-3, 'hop': 0.2e-3, 'hop work': 0.15e-3, 'start': 0.,
+           'start of a worker': 0., 'start, a local step': 0., 'start of a ring': 0.}
 
 
 def costs_of(**changes):
@@ -137,6 +141,39 @@ def test_hosts_that_share_cores():
         costs_of(), 2, 1)
     assert flags['cores'] == '2' and flags['latency'] == '0.005s'
     assert flags['exchange_work'] == '1.4ms' and flags['update'] == '0s'
+
+
+def test_steps_that_take_longer_than_here():
+    """All workers sleep, the slow ones longer; and so would one process."""
+    cluster = advise_cluster.Cluster(f'{FOUR}, steps 20ms longer, 1 slow by 3')
+    flags = cluster.flags(costs_of(), 4, 1)
+    assert flags['straggler'] == '0:0.02,1:0.02,2:0.02,3:0.06'
+    assert flags['step'] == '500us,500us,500us,1.5ms'
+    both = advise_cluster.Cluster(f'{FOUR}, steps 20ms longer, 1 slow by 50ms')
+    flags = both.flags(costs_of(), 4, 1)
+    assert flags['straggler'] == '0:0.02,1:0.02,2:0.02,3:0.07' and flags['step'] == '500us'
+    space = Space({ALONE: {'rows': [], 'batch_size': 32}}, costs_of(), TARGET, cluster.longer)
+    assert space.rate(ONE) == pytest.approx(1 / 21e-3)
+    assert space.rows[ONE]['flags']['step'] == '21ms' and space.takes == pytest.approx(1e-3)
+
+
+def test_the_start():
+    """By hand: longer windows begin later, and on shared cores workers take turns."""
+    costs = costs_of(start_of_a_worker=0.4, start_a_local_step=0.01, start_of_a_ring=0.6)
+    apart = advise_cluster.Cluster(FOUR)
+    assert apart.start(costs, 1, 4, 1) == pytest.approx(0.4)
+    assert apart.start(costs, 11, 4, 1) == pytest.approx(0.5)
+    assert apart.start(costs, 1, 5, 0, is_ring=True) == pytest.approx(0.6)
+    shared = advise_cluster.Cluster('5 hosts, 2 cores shared, 1Gbit, 1ms')
+    assert shared.start(costs, 1, 4, 1) == pytest.approx(0.8)
+    assert shared.start(costs, 1, 1, 1) == pytest.approx(0.4)
+
+
+def test_another_ps_is_on_another_host():
+    cluster = advise_cluster.Cluster('5 hosts, 1 core, 1Gbit, 1ms')
+    better = cluster.improvements()[advise_cluster.ANOTHER_PS]
+    assert better.flags(costs_of(), 4, 2)['bandwidth'] == '1000Mbit'
+    assert cluster.flags(costs_of(), 4, 2)['bandwidth'] == '500Mbit', 'two workers on one host'
 
 
 def test_files(tmp_path):
@@ -262,9 +299,11 @@ def test_a_cluster_on_which_nothing_happens(toy):  # noqa: F811
 class Invented:
     """Stands for `advise_simulations.Simulations`: each local step is worth as much as any other.
 
-    But for the step size: with the exponent 1 a target takes 400 local steps, and twice as many
-    with each one farther from that.
+    But for the step size: with the exponent 1 a target takes `needed` local steps, and twice as
+    many with each one farther from that.
     """
+
+    needed = 400
 
     def __init__(self, rates, deadline=None):
         self._rates, self.asked, self.left_out = rates, [], {}
@@ -279,7 +318,7 @@ class Invented:
                 return
             self.asked.append((trial, flags))
             steps = int(flags['local_steps'])
-            needed = 400 * 2 ** abs(trial.exponent - 1)
+            needed = self.needed * 2 ** abs(trial.exponent - 1)
             rate = self._rates[trial.config]['rate']
             reached = steps >= needed
             then(trial, {
@@ -317,7 +356,8 @@ NAMES = 'HogWild', 'AGN', 'Synchronous-SGD', 'Local-SGD'
 def searched(toy, tmp_path):  # noqa: F811
     """A function that searches on a cluster; returns the search, and what was simulated."""
     def make(text, costs, goal=TARGET, seconds=60, names=NAMES):
-        space = Space(answers_of(toy, costs, tmp_path, text, names), costs, goal)
+        space = Space(answers_of(toy, costs, tmp_path, text, names), costs, goal,
+                      advise_cluster.Cluster(text).longer)
         invented = Invented(space.rows, time.monotonic() + seconds)
         search = Search(space, invented, goal, seconds, 2)
         search.run()
@@ -446,6 +486,50 @@ def test_what_is_better():
         'it was simulated for longer')
 
 
+def test_one_process_goes_as_far_as_the_others(searched, monkeypatch):
+    """Where nobody comes to the target, it is not compared after less time than they had."""
+    monkeypatch.setattr(Invented, 'needed', 10 ** 7)
+    search, _ = searched(FOUR, costs_of(), seconds=200)
+    row = search.found[search._of_one()][1]
+    others = [search.found[trial][1] for trial in search.best() if trial.config != ONE]
+    assert row[1] > 0, 'it went on after the first round'
+    assert float(row[0]['seconds']) >= 0.5 * max(float(other['seconds']) for other, _ in others)
+
+
+def test_if_one_process_diverges_that_is_not_for_want_of_an_accuracy(searched, monkeypatch):
+    made = Invented.run
+
+    def run(self, asked, then, until):
+        made(self, asked, lambda trial, row: then(
+            trial, advise_simulations.FAILED if trial.config == ONE else row), until)
+
+    monkeypatch.setattr(Invented, 'run', run)
+    search, _ = searched(FOUR, costs_of())
+    assert search.best() and ONE not in [trial.config for trial in search.best()]
+    assert search.diverged() == [ALONE]
+
+
+def test_what_simulations_take_besides_is_learned(searched, monkeypatch):
+    """Such as long tests: with them, fewer are begun."""
+    made = Invented.run
+
+    def run(self, asked, then, until):
+        made(self, asked, lambda trial, row: then(trial, dict(row, wall_seconds='8')), until)
+
+    _, many = searched(FOUR, costs_of(), seconds=60)
+    monkeypatch.setattr(Invented, 'run', run)
+    search, few = searched(FOUR, costs_of(), seconds=60)
+    assert search._fixed == pytest.approx(8 - 3000 * 0.0012) and len(few.asked) < len(many.asked)
+
+
+def test_within_a_time_all_that_counts_is_the_accuracy(searched, monkeypatch):
+    """And not how soon it came to 1."""
+    monkeypatch.setattr(Invented, 'needed', 10)
+    search, _ = searched('5 hosts, 1 core, 1Gbit, 1ms', costs_of(), Goal(None, 0.1))
+    assert all(row['target_seconds'] == '' for rows in search.found.values()
+               for row, _ in rows.values())
+
+
 class Process:
     """Stands for a process that simulates; it ends with a complaint for large step sizes."""
 
@@ -481,7 +565,78 @@ def test_a_simulation_that_fails(tmp_path, monkeypatch):
     assert list(late) == [0], 'what is in the file takes no time'
 
 
+def test_who_is_stopped_does_not_complain(tmp_path, monkeypatch):
+    """What ends because the search is over has not failed."""
+    monkeypatch.setattr(advise_simulations, '_Process', Process)
+    folder, now = advise_folders.Folder('HogWild', [], tmp_path), time.monotonic()
+    with advise_simulations.Simulations(folder, tmp_path / 'all.csv', 1, now + 9) as simulations:
+        monkeypatch.setattr(Process, 'simulate',
+                            lambda self, _: (simulations.stop(), sys.exit('x')))
+        found = {}
+        simulations.run([(0, 'AGN', {'learning_rate': '1'})], found.__setitem__, now + 9)
+    assert not found and not simulations.left_out
+
+
 # The answer.
+
+def entry_of(scheme, seconds, **values):
+    """Returns what the answer has of a setting."""
+    return dict({'scheme': scheme, 'seconds': seconds, 'from': seconds, 'to': seconds,
+                 'accuracy': 0.9, 'loss': 0.1, 'simulated_seconds': 10., 'step_size': 0.1,
+                 'workers': 2, 'ps': 1, 'window': 1, 'limited_by': 'computing', 'computes': 0.8,
+                 'waits': 0., 'seeds': 1}, **values)
+
+
+def test_settings_are_compared_after_the_same_time():
+    """Else who was simulated for longer would be better."""
+    curve = [[1., 0.5], [10., 0.8], [20., 0.9]]
+    short, long = (entry_of(name, None, accuracy=accuracy, simulated_seconds=seconds, curve=curve)
+                   for name, accuracy, seconds in ((ALONE, 0.8, 10.), ('AGN', 0.9, 20.)))
+    there = entry_of('SSP', 3., accuracy=0.95, simulated_seconds=4., curve=curve)
+    assert advise_answer.compare_at_once([short, long, there]) == 10
+    assert [each['accuracy'] for each in (short, long, there)] == [0.8, 0.8, 0.95]
+    assert advise_answer.compare_at_once([there]) is None
+
+
+def said_of(*entries, helps=()):
+    """Returns the five sentences for entries."""
+    ordered = advise_answer.one_process_first(list(entries))
+    answer = types.SimpleNamespace(
+        entries=ordered, best=ordered[0], helps=dict(helps), goal=TARGET, then=None,
+        of=lambda name: next((each for each in ordered if each['scheme'] == name), None))
+    return advise_words.sentences(answer, 100, 50, 20)
+
+
+def test_what_hardly_pays_is_not_advised():
+    said = said_of(entry_of('AGN', 9.5), entry_of(ALONE, 10.))
+    assert said[0].startswith('Stay on one machine: one process')
+    assert said[1].startswith('To distribute it hardly pays: ')
+    said = said_of(entry_of('AGN', 5.), entry_of(ALONE, 10.))
+    assert said[0].startswith('Distribute it: AGN with 2 workers, 1 parameter server and a step ')
+    assert said[1] == 'It pays: one process takes 10 s, 2 times as long.'
+    assert said[2] == ('What holds AGN up: hardly anything: its workers compute for 80% of their '
+                       'time.')
+
+
+def test_cores_that_are_busy_and_would_not_help():
+    """Two workers on two cores keep them busy, and have no use for more."""
+    entry = entry_of('AGN', 5., limited_by='the cores')
+    assert 'all its processes share' in said_of(entry, helps={'twice the cores': 1.5})[2]
+    assert said_of(entry, helps={'twice the cores': 1.01})[2].startswith(
+        'What holds AGN up: nothing but computing: its 2 workers keep the cores busy')
+
+
+def test_where_one_process_came_to_nothing():
+    """It is not said that it does not pay."""
+    assert said_of(entry_of('AGN', 5.))[1] == (
+        'Whether it pays is not known: one process came to no result with any step size.')
+    assert said_of(entry_of(ALONE, 5.))[1].startswith('Whether something else is sooner')
+
+
+@pytest.mark.parametrize('limit', advise_words._HOLDS_UP)
+def test_each_limit_has_its_words(limit):
+    assert said_of(entry_of('AGN', 5., limited_by=limit))[2].startswith('What holds AGN up: ')
+
 
 class Told:
     """Stands for an `advise_clock.Oracle`: rates at higher costs, and with improvements."""
@@ -506,11 +661,11 @@ class Told:
 @pytest.fixture
 def answered(searched, tmp_path):
     """A function that answers for a cluster, in words, and costs."""
-    def make(text, costs):
-        search, _ = searched(text, costs)
+    def make(text, costs, goal=TARGET):
+        search, _ = searched(text, costs, goal)
         folder = advise_folders.Folder('HogWild', [], tmp_path)
         return advise_answer.Answer(search, search._space, Told(search._space.rows), folder,
-                                    advise_cluster.Cluster(text), costs, TARGET)
+                                    advise_cluster.Cluster(text), goal)
     return make
 
 
@@ -526,10 +681,11 @@ def test_the_answer(answered, tmp_path):
         f'--train_steps={-(-800 // (best["window"] * together))} '
         f'--communication_window={best["window"]} --learning_rate=0.3')
     said = answer.sentences()
-    assert len(said) == 5 and said[0].startswith(f'Take {best["scheme"]} with 4 workers, 1 ps, ')
+    assert len(said) == 5 and said[0].startswith(
+        f'Distribute it: {best["scheme"]} with 4 workers, 1 parameter server, an exchange after ')
     assert said[1].startswith('It pays: one process takes 0.4 s, ')
-    assert 'twice the bandwidth, 2 times as many local steps/s' in said[3]
-    assert 'on the one test set of the model' in said[4]
+    assert 'twice the bandwidth (2 times as many local steps in a second)' in said[3]
+    assert 'the figures are of 3 simulations each' in said[4]
     table = answer.table().splitlines()
     assert table[0].startswith('|  | window | step size | workers | ps | s to 95 % |')
     assert len(table) == 2 + len(answer.entries) <= 7
@@ -546,8 +702,36 @@ def test_stay_on_one_machine(answered):
     assert answer.best['command'] == ('bash Non-Distributed-Setup/run.sh --train_steps=800 '
                                       '--learning_rate=0.3 --num_threads=1')
     assert answer.sentences()[0].startswith('Stay on one machine: one process with a step size')
-    assert answer.sentences()[1].startswith('It does not pay to distribute this: ')
+    assert answer.sentences()[1].startswith('To distribute it does not pay: ')
     assert (answer.best['from'], answer.best['to']) == pytest.approx((0.36, 0.44))
+
+
+def test_the_start_is_predicted(answered):
+    """In each figure; who pays a long start for little is not advised."""
+    costs = costs_of(start=0.1, start_of_a_worker=2.)
+    answer = answered('5 hosts, 1 core, 1Gbit, 20ms', costs)
+    assert answer.best['scheme'] == ALONE and answer.best['seconds'] == pytest.approx(0.5)
+    other = answer.entries[1]
+    assert other['seconds'] == pytest.approx(2 + other['local_steps']
+                                             / other['local_steps_per_second'])
+    assert (answer.best['from'], answer.best['to']) == pytest.approx((0.46, 0.54))
+
+
+def test_all_that_may_be_run(answered):
+    """What was simulated comes first, with its prediction; the rest has none."""
+    answer = answered('5 hosts, 1 core, 1Gbit, 20ms', costs_of())
+    found = answer.as_json()['candidates']
+    assert len(found) == len(answer._space.rows) - len(answer._search.too_slow) + sum(
+        trial.config in answer._search.too_slow for trial in answer._search.ranked())
+    first = next(each for each in found if each['scheme'] == answer.best['scheme'])
+    assert first['seconds'] == pytest.approx(answer.best['seconds'])
+    assert f'--communication_window={first["window"]}' in first['flags']
+    assert first['workers_and_ps'] == {'WORKERS': '4', 'PS': '1'}
+    answer = answered('5 hosts, 1 core, 1Gbit, 20ms, steps 20ms longer', costs_of())
+    delays = {each['scheme']: each['straggler'] for each in answer.candidates()}
+    assert delays[ALONE] == '0:0.02' and delays['HogWild'].startswith('0:0.02,1:0.02')
+    known = [each['seconds'] is not None for each in found]
+    assert known == sorted(known, reverse=True) and not all(known)
 
 
 @pytest.mark.parametrize('row, what', [
@@ -562,9 +746,9 @@ def test_what_limits(row, what):
 
 
 def test_when_a_curve_comes_to_a_target():
-    assert advise._reached([(1, 1., .5), (2, 3., .9), (3, 4., .95)], .7) == pytest.approx(2)
-    assert advise._reached([(1, 2., .8)], .4) == pytest.approx(1)
-    assert advise._reached([(1, 2., .8)], .9) is None
+    assert advise_measure.reached([(1, 1., .5), (2, 3., .9), (3, 4., .95)], .7) == pytest.approx(2)
+    assert advise_measure.reached([(1, 2., .8)], .4) == pytest.approx(1)
+    assert advise_measure.reached([(1, 2., .8)], .9) is None
 
 
 # The program.
@@ -586,6 +770,10 @@ def start(*arguments):
     (['--minutes=0'], 'argument --minutes: invalid number above 0'),
     (['--misspelt'], 'unrecognized arguments: --misspelt'),
     (['--run', f'--cluster={FOUR}'], '--run: it runs on this machine'),
+    (['--schemes=FedAvg'], '--schemes=FedAvg: FedAvg is no candidate: its clients have the '),
+    (['--schemes=AGN,Gossip'], '--schemes=AGN,Gossip: Gossip is no candidate: each worker has '),
+    (['--schemes=Work-Queue'], '--schemes=Work-Queue: Work-Queue is no candidate: it makes the '),
+    (['--schemes=AGM'], '--schemes=AGM: there is no AGM; there are AEAMSGD, '),
 ])
 def test_bad_input(tmp_path, capsys, arguments, complaint):
     with pytest.raises(SystemExit) as error:

@@ -225,7 +225,8 @@ class Seam:
     def _with_state(self, state, global_step):
         """Adds the state that the model itself assigns to, unless `make` has pushed it."""
         if not state.pushed:
-            with tf.control_dependencies([state.push()]):
+            # Whole changes of all, each from a value read before the others', would overshoot.
+            with tf.control_dependencies([state.push(1 / (self.num_workers or 1))]):
                 with tf.device(global_step.device):
                     self.push['global_step'] = tf.identity(self.push['global_step'])
         self.pull = self.pull + state.pull

@@ -1,0 +1,371 @@
+"""Judges the advisor by regret: how much sooner than what it advises the best of others really is.
+
+    bash run.sh --regret                        the pairs of model and cluster that may be looked at
+    bash run.sh --regret --held_out             and those that are not while it is being built
+    bash run.sh --regret --only=digits/far      one pair; --only=digits: those of a model
+    bash run.sh --regret --minutes=2,10,60      how regret falls with the time for the search
+    bash run.sh --regret --draw                 tables and picture again, without any run
+
+A cluster is network namespaces of this machine, with a rate and a delay. All of them share its
+cores, so sleeping workers stand for slow computing: two cores carry nine of them. For each pair the
+advisor is asked, and these are really run: what it advises; what it predicts to take at most NEAR
+times as long, the soonest first, --most of them; LOT others, drawn by lot; and one process.
+
+It measures for hours, and wants a quiet machine. Each run is a row of results/regret.csv, each
+setting that was chosen one of results/regret-advice.csv; a command that was stopped goes on there.
+"""
+
+import argparse
+import collections
+import contextlib
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+
+from measuring import hosts, runs
+from measuring.results import machine, read, write
+import advise
+import advise_folders
+import advise_measure
+import experiments
+import regret_report
+from regret_report import ADVISED, ALONE, LOT_ROLE, NEAR_ROLE, SETTING
+
+RESULTS = experiments.HERE / 'results'
+PLACE = advise.RESULTS / 'regret'  # for costs, and for what the advisor keeps
+NEAR, LOT = 3, 3
+_MINUTES, _MOST, _REPEATS = '2', 5, 1
+_MOST_SECONDS = 30  # that a real run is to train
+_ENOUGH = 2.5, 3  # times its own time, or that of what is advised, for which a setting is run
+_TIME_LIMIT = 120  # for a real run, from its start to its end
+_COSTS_SECONDS, _CLOCK_SECONDS, _RUN_SECONDS = 90, 30, 25  # for an estimate
+
+Model = collections.namedtuple('Model', 'flags target milliseconds')
+Model.__doc__ = """What is trained.
+
+Attributes:
+  flags: list of strings.
+  target: float, the test accuracy to reach.
+  milliseconds: int, for which a worker sleeps in each local step.
+"""
+MODELS = {
+    'digits': Model([], 0.95, 50),
+    'keras_layers': Model(['--model=keras_layers'], 0.95, 50),
+    'teacher': Model(['--model=teacher', '--batch_size=128', '--teacher_test_examples=2000'], 0.5,
+                     20),
+    'mnist': Model(['--model=mnist'], 0.9, 50)}
+
+Place = collections.namedtuple('Place', 'hosts megabits round_trip more slow slow_by',
+                               defaults=(0, 0, 0))
+Place.__doc__ = """A cluster.
+
+Attributes:
+  hosts: int.
+  megabits: int, of each host's link in a second.
+  round_trip: int, milliseconds.
+  more: int, milliseconds for which each worker sleeps besides those of its model.
+  slow, slow_by: ints, how many hosts sleep longer, and by how many milliseconds.
+"""
+CLUSTERS = {
+    'gigabit': Place(5, 1000, 1),
+    'slow line': Place(5, 100, 1),
+    'far': Place(4, 1000, 10),
+    'sleeping': Place(9, 1000, 1, more=30),
+    'unequal': Place(5, 1000, 1, slow=2, slow_by=60)}
+Pair = collections.namedtuple('Pair', 'model cluster')
+# What nobody looks at while the advisor is being built; it decides what the advisor is worth.
+HELD_OUT = [Pair('digits', 'far'), Pair('keras_layers', 'sleeping'), Pair('teacher', 'slow line'),
+            Pair('mnist', 'unequal'), Pair('teacher', 'gigabit')]
+
+_IDENTITY = ['model', 'cluster', *SETTING, 'repeat']
+COLUMNS = [*_IDENTITY, 'seconds', 'ran', 'local_steps_per_second', 'start', 'complaint', 'machine']
+ADVICE = ['model', 'cluster', 'minutes', 'role', *SETTING, 'predicted', 'predicted_rate',
+          'held_out']
+
+
+def sleeps(pair):
+    """Returns for how many milliseconds all workers of a `Pair` sleep in a local step, an int."""
+    return MODELS[pair.model].milliseconds + CLUSTERS[pair.cluster].more
+
+
+def in_words(pair):
+    """Returns the cluster of a `Pair` as the advisor takes it, a string."""
+    place = CLUSTERS[pair.cluster]
+    words = [f'{place.hosts} hosts', '2 cores shared', f'{place.megabits}Mbit',
+             f'{place.round_trip}ms', f'steps {sleeps(pair)}ms longer']
+    return ', '.join(words + [f'{place.slow} slow by {place.slow_by}ms'] * bool(place.slow))
+
+
+def parse(arguments):
+    """Returns the options in a list of arguments; `pairs` are the chosen `Pair`s, a list."""
+    parser = argparse.ArgumentParser(prog='run.sh', description=__doc__.splitlines()[0],
+                                     allow_abbrev=False)
+    parser.add_argument('--regret', action='store_true', help='this program; give it first')
+    parser.add_argument('--only', metavar='MODEL[/CLUSTER][,...]', help='only these pairs')
+    parser.add_argument('--held_out', action='store_true',
+                        help='also the pairs that are not looked at while the advisor is built')
+    parser.add_argument('--minutes', default=_MINUTES, metavar='N[,...]',
+                        help=f'for each search (default: {_MINUTES})')
+    parser.add_argument('--most', type=int, default=_MOST, metavar='N',
+                        help='how many of those that are predicted to be nearly as soon are run '
+                        f'(default: {_MOST})')
+    parser.add_argument('--repeats', type=int, default=_REPEATS, metavar='N',
+                        help=f'runs of each, with other seeds (default: {_REPEATS})')
+    parser.add_argument('--results_dir', type=pathlib.Path,
+                        help='where all of it goes, in place of results and advice/regret')
+    parser.add_argument('--draw', action='store_true', help='run nothing')
+    options = parser.parse_args(arguments)
+    try:
+        options.minutes = [float(each) for each in options.minutes.split(',')]
+    except ValueError:
+        sys.exit(f'--minutes={options.minutes}: a number, or several with commas between.')
+    if min(options.minutes) <= 0 or options.most < 0 or options.repeats < 1:
+        sys.exit('--minutes and --repeats have to be above 0, and --most at least 0.')
+    options.pairs = _chosen(options.only, options.held_out)
+    return options
+
+
+def _chosen(only, held_out):
+    """Returns a list of `Pair`; the arguments are those of the options."""
+    every = [Pair(model, cluster) for model in MODELS for cluster in CLUSTERS]
+    found = [pair for pair in every if held_out or pair not in HELD_OUT]
+    if only is None:
+        return found
+    names = only.split(',')
+    for name in names:
+        if not any(name in (pair.model, '/'.join(pair)) for pair in every):
+            sys.exit(f'--only={name}: there are {", ".join(MODELS)}, each with '
+                     f'{", ".join(CLUSTERS)}, such as digits/far.')
+    found = [pair for pair in found if {pair.model, '/'.join(pair)} & set(names)]
+    if not found:
+        sys.exit(f'--only={only}: that is held out; --held_out runs it.')
+    return found
+
+
+def chosen_settings(answer, most, seed):
+    """Returns what is really run: pairs of a role and one of the advisor's candidates.
+
+    Args:
+      answer: dict, its answer.json.
+      most: int, how many of those that are predicted to be nearly as soon.
+      seed: string, of the lot.
+    """
+    first = answer['advised'][0]
+    left = list(answer['candidates'])
+
+    def take(role, some):
+        for each in some:
+            left.remove(each)
+            found.append((role, each))
+
+    found = []
+    take(ADVISED, [next(each for each in left
+                        if all(each[name] == first[name] for name in SETTING))])
+    near = sorted((each for each in left if each['seconds'] and first['seconds']
+                   and each['seconds'] <= NEAR * first['seconds']),
+                  key=lambda each: each['seconds'])
+    take(NEAR_ROLE, near[:most])
+    take(ALONE, [each for each in left if each['scheme'] == ALONE][:1])
+    # Sorted: the order of the candidates depends on their figures, and so would the lot.
+    rest = sorted(left, key=lambda each: [str(each[name]) for name in SETTING])
+    take(LOT_ROLE, random.Random(seed).sample(rest, min(LOT, len(rest))))
+    return found
+
+
+class Judge:
+    """Asks the advisor, runs what was chosen, and keeps both in files."""
+
+    def __init__(self, results, place):
+        """Takes two paths: where the files of the results are, and where the advisor works."""
+        self.results, self.place = results, place
+        self._rows, self._advice = (read(results / name) for name in regret_report.FILES)
+
+    def _folder(self, model):
+        return advise_folders.Folder('HogWild', MODELS[model].flags, self.place / 'folders' / model)
+
+    def _costs(self, model):
+        """Returns the path of the costs of a model, which are measured once."""
+        path = self.place / f'costs-{model}.json'
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            advise_measure.measure(self._folder(model), say).write(path)
+        return path
+
+    def advice(self, pair, minutes):
+        """Returns the answer of the advisor for a `Pair`, a dict; asks it once.
+
+        Raises:
+          SystemExit: if it has no answer.
+        """
+        directory = self.place / f'{pair.model}-{pair.cluster.replace(" ", "-")}-{minutes:g}'
+        path = directory / 'answer.json'
+        if not path.exists():
+            done = subprocess.run(
+                [sys.executable, str(experiments.HERE / 'advise.py'), f'--minutes={minutes:g}',
+                 f'--cluster={in_words(pair)}', f'--costs={self._costs(pair.model)}',
+                 f'--target={MODELS[pair.model].target}', f'--results_dir={directory}', '--',
+                 *MODELS[pair.model].flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                universal_newlines=True, check=False)
+            if done.returncode:
+                sys.exit(f'{"/".join(pair)}: {(done.stdout.splitlines() or ["no answer"])[-1]}')
+        return json.loads(path.read_text(encoding='utf-8'))
+
+    def choose(self, pair, minutes, most):
+        """Asks the advisor; keeps and returns what `chosen_settings` does."""
+        found = chosen_settings(self.advice(pair, minutes), most, '/'.join(pair))
+        its = dict(pair._asdict(), minutes=f'{minutes:g}')
+        self._advice = [row for row in self._advice
+                        if any(row[name] != value for name, value in its.items())]
+        self._advice += [
+            dict(its, role=role, predicted='' if each['seconds'] is None else each['seconds'],
+                 predicted_rate=each['local_steps_per_second'], held_out=int(pair in HELD_OUT),
+                 **{name: str(each[name]) for name in SETTING}) for role, each in found]
+        self._write()
+        return found
+
+    def run(self, pair, setting, repeat, advised):
+        """Really runs a setting if there is no row of it; keeps the row.
+
+        Args:
+          pair: `Pair`.
+          setting: dict, one of the advisor's candidates.
+          repeat: int, from 0 on.
+          advised: float, the predicted seconds of what is advised, or None.
+        """
+        its = dict(pair._asdict(), repeat=str(repeat),
+                   **{name: str(setting[name]) for name in SETTING})
+        if any(all(row[name] == value for name, value in its.items()) for row in self._rows):
+            return
+        say(f'{"/".join(pair)}: {regret_report.words(setting)}, repeat {repeat + 1}')
+        path = self._folder(pair.model).of(setting['scheme'])
+        row = dict.fromkeys(COLUMNS, '')
+        row.update(its, machine=machine())
+        try:
+            row.update(really_run(pair, path, setting, repeat, advised))
+        except SystemExit as error:
+            row['complaint'] = str(error).splitlines()[-1]
+        self._rows.append({name: str(row[name]) for name in COLUMNS})
+        self._write()
+
+    def judge(self, pair, options):
+        """Asks the advisor about a `Pair`, and runs what was chosen; takes what `parse` returns."""
+        for minutes in options.minutes:
+            chosen = self.choose(pair, minutes, options.most)
+            advised = chosen[0][1]['seconds']
+            for repeat in range(options.repeats):
+                for _, setting in chosen:
+                    self.run(pair, setting, repeat, advised)
+
+    def _write(self):
+        self.results.mkdir(parents=True, exist_ok=True)
+        for name, columns, rows in zip(regret_report.FILES, (COLUMNS, ADVICE),
+                                       (self._rows, self._advice)):
+            write(self.results / name, columns, rows)
+
+
+def steps_of(setting, advised):
+    """Returns how many global steps a setting is run for, an int.
+
+    Args:
+      setting: dict, one of the advisor's candidates.
+      advised: float, the predicted seconds of what is advised, or None.
+    """
+    own, others = _ENOUGH
+    seconds = max(own * (setting['seconds'] or 0), others * (advised or _MOST_SECONDS))
+    local_steps = min(seconds, _MOST_SECONDS) * setting['local_steps_per_second']
+    return max(1, round(local_steps / setting['local_steps_of_update']))
+
+
+@contextlib.contextmanager
+def hosts_of(pair, setting):
+    """Makes the hosts of a setting's tasks; yields environment variables, a dict."""
+    tasks = setting['workers_and_ps']
+    names = [f'{job}-{i}' for job, number in (('ps', tasks.get('PS', 0)),
+                                              ('worker', tasks.get('WORKERS', 0)))
+             for i in range(int(number))]
+    if not names:  # one process has no network
+        yield {}
+        return
+    place = CLUSTERS[pair.cluster]
+    with tempfile.TemporaryDirectory() as directory, hosts.Hosts(
+            pathlib.Path(directory), names, round_trip=place.round_trip / 1000,
+            gigabits=place.megabits / 1000) as network:
+        yield {'PYTHON': network.python()}
+
+
+def really_run(pair, folder, setting, repeat, advised):
+    """Makes a run; returns figures, a dict by names of COLUMNS.
+
+    Args:
+      pair: `Pair`.
+      folder: path of the folder that is run.
+      setting: dict, one of the advisor's candidates.
+      repeat: int, from 0 on.
+      advised: float, see `Judge.run`.
+
+    Raises:
+      SystemExit: if it fails.
+    """
+    flags = [*setting['flags'], f'--train_steps={steps_of(setting, advised)}',
+             f'--seed={repeat + 1}', f'--log_every_n_steps={10 ** 9}']
+    if setting['straggler']:
+        flags.append(f'--straggler={setting["straggler"]}')
+    with hosts_of(pair, setting) as network, tempfile.TemporaryDirectory() as directory:
+        run = runs.Run(str(folder), *flags, f'--notes_dir={directory}', time_limit=_TIME_LIMIT,
+                       CUDA_VISIBLE_DEVICES='', **setting['workers_and_ps'], **network)
+        notes = runs.notes_in(directory)
+    rate = runs.rate(notes)
+    curve = advise_measure.curve_of(run, notes)
+    when = advise_measure.reached(curve, MODELS[pair.model].target)
+    return {'seconds': '' if when is None else f'{when:.4g}', 'ran': f'{curve[-1][1]:.4g}',
+            'local_steps_per_second': f'{setting["window"] * rate:.4g}',
+            'start': f'{advise_measure.start_of(notes, len(notes) / rate):.3g}'}
+
+
+def say(text):
+    """Prints a line."""
+    print(f'regret: {text}', flush=True)
+
+
+def seconds_of(options):
+    """Returns about how many seconds all of it takes, an int, from the start."""
+    runs_of_pair = options.repeats * (options.most + LOT + 2)
+    each = sum(60 * minutes + _CLOCK_SECONDS for minutes in options.minutes)
+    # What another budget advises is mostly what was run for the first one.
+    each += _RUN_SECONDS * runs_of_pair * (1 + 0.5 * (len(options.minutes) - 1))
+    return round(len({pair.model for pair in options.pairs}) * _COSTS_SECONDS
+                 + len(options.pairs) * each)
+
+
+def main(arguments):
+    """Judges."""
+    options = parse(arguments)
+    results = (options.results_dir or RESULTS).expanduser().resolve()
+    place = results / 'advice' if options.results_dir else PLACE
+    judge = Judge(results, place)
+    if not options.draw:
+        reason = hosts.missing()
+        if reason:
+            sys.exit(f'Clusters cannot be imitated here: {reason}.')
+        say(f'{len(options.pairs)} pair{"s" * (len(options.pairs) > 1)}, '
+            f'{", ".join(f"{minutes:g}" for minutes in options.minutes)} minutes for each search, '
+            f'at most {options.most} of those that are predicted to take at most {NEAR} times as '
+            f'long as what is advised, {LOT} by lot: about {seconds_of(options) / 60:.0f} minutes '
+            'if nothing of it is there yet')
+        for pair in options.pairs:
+            try:
+                judge.judge(pair, options)
+            except SystemExit as error:
+                say(f'left out: {error}')
+            regret_report.publish(results)
+    print(regret_report.publish(results))
+
+
+if __name__ == '__main__':
+    try:
+        main(sys.argv[1:])
+    except KeyboardInterrupt:
+        sys.exit('Stopped. `bash run.sh --regret` goes on.')

@@ -1,0 +1,199 @@
+"""Reports what `regret` found: a page with tables, and a picture."""
+
+import collections
+import math
+import statistics
+
+import matplotlib
+from measuring import readmes
+from measuring.results import read
+from measuring.style import COLOURS, GREY, logarithmic, STYLE, write
+
+matplotlib.use('Agg')  # it writes files, and needs no screen
+import matplotlib.pyplot as plt  # noqa: E402
+
+FILES = 'regret.csv', 'regret-advice.csv'  # real runs, and what was chosen to be run
+PAGE, PICTURE = 'regret.md', 'regret.png'
+SETTING = ['scheme', 'window', 'workers', 'ps', 'step_size']  # columns that say what is run
+ADVISED, NEAR_ROLE, LOT_ROLE, ALONE = 'advised', 'near', 'by lot', 'one process'  # roles
+MEDIAN, WORST, WITHIN, SHARE = 0.1, 0.3, 0.2, 0.8  # what is wanted
+_ALIKE = 1.05  # times the least seconds: then either is the best
+_FAR = 2  # an infinite regret, in the picture
+
+# What came out for a pair and a budget: seconds that are infinite if the target was not reached.
+Case = collections.namedtuple(
+    'Case', 'pair minutes held_out advised predicted seconds best least alone regret')
+
+
+def words(setting):
+    """Returns a setting, a dict with SETTING, in words."""
+    if setting['scheme'] == ALONE:
+        return f'{ALONE}, step size {setting["step_size"]}'
+    parts = [setting['scheme'], f'{setting["workers"]} workers']
+    if str(setting['ps']) != '0':
+        parts.append(f'{setting["ps"]} ps')
+    if str(setting['window']) != '1':
+        parts.append(f'window {setting["window"]}')
+    return ', '.join([*parts, f'step size {setting["step_size"]}'])
+
+
+def _seconds(runs, setting):
+    """Returns the median of the real seconds of a setting; None if it was not run.
+
+    Args:
+      runs: list of rows, dicts, of the pair.
+      setting: dict with SETTING.
+    """
+    own = [row for row in runs if all(row[name] == setting[name] for name in SETTING)]
+    if not own:
+        return None
+    return statistics.median(float(row['seconds'] or 'inf') for row in own)
+
+
+def cases(advice, runs):
+    """Returns a list of `Case`, of the pairs and budgets whose settings were all run.
+
+    Args:
+      advice: list of rows, dicts, of what was chosen.
+      runs: list of rows, dicts, of real runs.
+    """
+    found, groups = [], collections.OrderedDict()
+    for row in advice:
+        groups.setdefault((row['model'], row['cluster'], row['minutes']), []).append(row)
+    for (model, cluster, minutes), rows in groups.items():
+        own = [row for row in runs if (row['model'], row['cluster']) == (model, cluster)]
+        times = [(_seconds(own, row), row) for row in rows]
+        if any(seconds is None for seconds, _ in times):
+            continue
+        (seconds, advised), *_ = times
+        # Settings that another budget chose were really run, too.
+        least, best = min([*((_seconds(own, row), row) for row in own), *times],
+                          key=lambda pair: pair[0])
+        alone = min((each for each, row in times if row['scheme'] == ALONE), default=math.inf)
+        found.append(Case(
+            f'{model}/{cluster}', float(minutes), advised['held_out'] in (1, '1'), advised,
+            float(advised['predicted'] or 'nan'), seconds, best, least, alone,
+            math.inf if math.isinf(seconds) else seconds / least - 1))
+    return found
+
+
+def _cell(seconds):
+    return 'not reached' if math.isinf(seconds) else f'{seconds:.3g}'
+
+
+def _share(regret):
+    return 'not reached' if math.isinf(regret) else f'{regret:.0%}'
+
+
+def table(some):
+    """Returns the table of a list of `Case`, in Markdown."""
+    lines = [['pair', 'minutes', 'advised', 'predicted s', 'real s', 'the best of those run',
+              'its real s', 'one process, real s', 'regret']]
+    lines += [[each.pair, f'{each.minutes:g}', words(each.advised), f'{each.predicted:.3g}',
+               _cell(each.seconds), words(each.best), _cell(each.least), _cell(each.alone),
+               _share(each.regret)] for each in some]
+    return readmes.table(lines, 'lrlrrlrrr')
+
+
+def is_near(each):
+    """Returns whether the prediction of a `Case` is as near as is wanted."""
+    return abs(each.predicted / each.seconds - 1) <= WITHIN if each.seconds < math.inf else False
+
+
+def summary(some):
+    """Returns in words how a list of `Case` of one budget turned out."""
+    regrets = [each.regret for each in some]
+    near = sum(map(is_near, some))
+    one_best = [each for each in some if each.alone <= _ALIKE * each.least < math.inf]
+    said = sum(each.advised['scheme'] == ALONE for each in one_best)
+    in_vain = sum(each.advised['scheme'] == ALONE for each in some) - said
+
+    def is_met(met):
+        return 'met' if met else 'missed'
+
+    median = statistics.median(regrets)
+    return readmes.paragraph(
+        f'{len(some)} pair{"s" * (len(some) > 1)}, {some[0].minutes:g} minutes each: the regret is '
+        f'{_share(median)} in the median (at most {MEDIAN:.0%} is wanted: '
+        f'{is_met(median <= MEDIAN)}) and {_share(max(regrets))} at worst (at most {WORST:.0%}: '
+        f'{is_met(max(regrets) <= WORST)}). The time to the target was predicted within '
+        f'{WITHIN:.0%} for {near} of them (for {SHARE:.0%}: {is_met(near >= SHARE * len(some))}). '
+        f'One process was the best, or at most {_ALIKE - 1:.0%} slower, for {len(one_best)}; the '
+        f'advisor said so for {said} of these, and for {in_vain} where it was not.')
+
+
+def page(found, runs):
+    """Returns the page, for a list of `Case` and the list of rows of real runs."""
+    parts = ['# The advisor, judged by regret',
+             '`bash Simulation/run.sh --regret` writes this page; `--help` says more. Regret '
+             'is by how much longer what was advised really took to the target than the best of '
+             'all that were run. The seconds count from the first step of worker 0 on.']
+    machines = sorted({row['machine'] for row in runs})
+    if machines:
+        parts.append(f'Measured with {" and ".join(machines)}.')
+    for held_out, title in (False, 'Pairs that were looked at'), (True, 'Pairs that were held out'):
+        some = [each for each in found if each.held_out == held_out]
+        parts.append(f'## {title}')
+        budgets = sorted({each.minutes for each in some})
+        parts += [summary([each for each in some if each.minutes == minutes])
+                  for minutes in budgets]
+        parts.append(table(some) if some else 'None of them was run.')
+    failed = [row for row in runs if row['complaint']]
+    if failed:
+        parts += ['## Runs that failed', 'They count as not having reached the target.', *(
+            f'- {row["model"]}/{row["cluster"]}, {words(row)}: {row["complaint"]}'
+            for row in failed)]
+    if found:
+        parts.append(f'![On the left regret over the minutes of a search, on the right real over '
+                     f'predicted seconds]({PICTURE})')
+    return '\n\n'.join(readmes.paragraph(part) if part[0] not in '#|!-' else part
+                       for part in parts) + '\n'
+
+
+def draw(found, advice, runs):
+    """Returns a figure: regret over the budget, and measured over predicted seconds."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), constrained_layout=True)
+    budgets = sorted({each.minutes for each in found})
+    for held_out, colour, name in (False, COLOURS[0], 'looked at'), (True, COLOURS[1], 'held out'):
+        some = [each for each in found if each.held_out == held_out]
+        left.plot([each.minutes for each in some], [100 * min(_FAR, each.regret) for each in some],
+                  'o', color=colour, alpha=0.5, label=f'a pair that was {name}')
+    left.plot(budgets, [100 * min(_FAR, statistics.median(
+        each.regret for each in found if each.minutes == minutes)) for minutes in budgets],
+        '-', color=GREY, label='median')
+    logarithmic(left, 'x')
+    left.set(xlabel='minutes of the search', ylabel='regret, %', title='Regret over the budget')
+    left.legend()
+    points = []
+    for row in advice:
+        own = [each for each in runs if (each['model'], each['cluster']) == (row['model'],
+                                                                             row['cluster'])]
+        seconds = _seconds(own, row)
+        if row['predicted'] and seconds not in (None, math.inf):
+            points.append((float(row['predicted']), seconds, row['role'] == ADVISED))
+    for advised, colour in (False, GREY), (True, COLOURS[0]):
+        its = [point for point in points if point[2] == advised]
+        right.plot([point[0] for point in its], [point[1] for point in its], 'o', color=colour,
+                   label='advised' if advised else 'others')
+    if points:
+        ends = [min(min(point[:2]) for point in points), max(max(point[:2]) for point in points)]
+        right.plot(ends, ends, '-', color=GREY, linewidth=0.8)
+        logarithmic(right, 'x')
+        logarithmic(right, 'y')
+    right.set(xlabel='predicted s', ylabel='measured s', title='Time to the target')
+    right.legend()
+    return figure
+
+
+def publish(results):
+    """Writes the page and the picture from the files in a directory; returns the page, a string."""
+    runs, advice = (read(results / name) for name in FILES)
+    found = cases(advice, runs)
+    text = page(found, runs)
+    (results / PAGE).write_text(text, encoding='utf-8')
+    if found:
+        with plt.rc_context(STYLE):
+            figure = draw(found, advice, runs)
+            write(figure, results / PICTURE)
+            plt.close(figure)
+    return text

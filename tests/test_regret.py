@@ -1,0 +1,259 @@
+"""The advisor judged by regret: what is run, what comes out, and that it resumes."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT
+from measuring import hosts, results
+
+import advise_cluster
+import advise_search
+import regret
+from regret import Pair
+import regret_report
+from test_advise import costs_of
+
+AGN = {'scheme': 'AGN', 'window': 10, 'workers': 4, 'ps': 1, 'step_size': 0.1}
+
+
+def candidate(seconds, **values):
+    """Returns a candidate of the advisor."""
+    return dict(dict(AGN, seconds=seconds, local_steps_per_second=100.,
+                     local_steps_of_update=10., local_steps=None, flags=[], straggler='',
+                     workers_and_ps={'WORKERS': '4', 'PS': '1'}), **values)
+
+
+def answer_of(advised, *others):
+    """Returns an answer of the advisor."""
+    return {'advised': [advised], 'candidates': [advised, *others]}
+
+
+# What is run.
+
+def test_at_least_twenty_pairs_of_which_five_are_held_out():
+    every = regret.parse(['--held_out']).pairs
+    looked_at = regret.parse([]).pairs
+    assert len(every) >= 20 and len(set(every) - set(looked_at)) == 5
+    assert set(regret.HELD_OUT) == set(every) - set(looked_at)
+    assert {pair.cluster for pair in regret.HELD_OUT} == set(regret.CLUSTERS)
+    assert {pair.model for pair in regret.HELD_OUT} == set(regret.MODELS)
+
+
+@pytest.mark.parametrize('pair', regret.parse(['--held_out']).pairs, ids='/'.join)
+def test_the_advisor_knows_each_cluster(pair):
+    """Each task has a host of its own, whose worker sleeps."""
+    place, cluster = regret.CLUSTERS[pair.cluster], advise_cluster.Cluster(regret.in_words(pair))
+    assert cluster.hosts == place.hosts and cluster.longer == regret.sleeps(pair) / 1000
+    assert max(cluster.numbers_of_workers(False)) == place.hosts - 1
+    workers = place.hosts - 1
+    flags = cluster.flags(costs_of(), workers, 1)
+    delays = [float(each.partition(':')[2]) for each in flags['straggler'].split(',')]
+    more = [regret.sleeps(pair)] * (workers - place.slow) + (
+        [regret.sleeps(pair) + place.slow_by] * place.slow)
+    assert delays == pytest.approx([each / 1000 for each in more])
+    assert flags['bandwidth'] == f'{place.megabits}Mbit' and flags['cores'] == '2'
+    assert flags['latency'] == f'{place.round_trip / 2000:.6g}s'
+
+
+@pytest.mark.parametrize('arguments, complaint', [
+    (['--only=nothing'], '--only=nothing: there are digits, '),
+    (['--only=digits/far'], '--only=digits/far: that is held out; --held_out runs it.'),
+    (['--minutes=two'], '--minutes=two: a number, or several with commas between.'),
+    (['--minutes=0'], '--minutes and --repeats have to be above 0'),
+])
+def test_bad_options(arguments, complaint):
+    with pytest.raises(SystemExit) as error:
+        regret.parse(arguments)
+    assert str(error.value).startswith(complaint) and '\n' not in str(error.value)
+
+
+def test_some_pairs():
+    assert [pair.cluster for pair in regret.parse(['--only=mnist']).pairs] == [
+        'gigabit', 'slow line', 'far', 'sleeping']
+    assert regret.parse(['--only=mnist/far,digits/gigabit']).pairs == [
+        Pair('digits', 'gigabit'), Pair('mnist', 'far')]
+
+
+def test_how_long_it_takes():
+    one = regret.seconds_of(regret.parse(['--only=mnist/far']))
+    assert one == 90 + 120 + 30 + 25 * 10
+    assert regret.seconds_of(regret.parse([])) == 4 * 90 + 15 * (one - 90)
+
+
+def test_what_is_chosen():
+    """What is advised, what is predicted within three times of it, one process, and a lot."""
+    first = candidate(5., window=20)
+    near = [candidate(seconds, window=window)
+            for seconds, window in ((14., 1), (6., 2), (7., 3), (15., 4))]
+    far = [candidate(16., window=5), candidate(None, window=6), candidate(None, window=7),
+           candidate(40., window=8)]
+    alone = candidate(9., scheme='one process', window=1)
+    answer = answer_of(first, *near, *far, alone)
+    found = regret.chosen_settings(answer, 3, 'seed')
+    by_role = {}
+    for role, each in found:
+        by_role.setdefault(role, []).append(each)
+    assert list(by_role) == ['advised', 'near', 'by lot'], 'one process is near'
+    assert by_role['advised'] == [first]
+    assert [each['seconds'] for each in by_role['near']] == [6, 7, 9]
+    assert len(by_role['by lot']) == 3
+    near = [each for role, each in regret.chosen_settings(answer, 9, 'seed') if role == 'near']
+    assert [each['seconds'] for each in near] == [6, 7, 9, 14, 15], 'and not 16'
+    assert found == regret.chosen_settings(answer, 3, 'seed'), 'the lot has a seed'
+    assert len({each[1]['window'] for seed in 'abcdef'
+                for each in regret.chosen_settings(answer, 3, seed)[-3:]}) > 3
+    found = regret.chosen_settings(answer, 0, 'seed')
+    assert [role for role, _ in found] == ['advised', 'one process', *['by lot'] * 3]
+
+
+def test_how_long_a_setting_is_run():
+    """By hand: 100 local steps/s, ten of them in an update."""
+    assert regret.steps_of(candidate(4.), 4.) == 120, 'three times as long as what is advised'
+    assert regret.steps_of(candidate(8.), 4.) == 200, 'or two and a half times its own time'
+    assert regret.steps_of(candidate(None), 4.) == 120
+    assert regret.steps_of(candidate(20.), 20.) == 300, 'at most 30 s'
+    assert regret.steps_of(candidate(None), None) == 300
+
+
+# What comes out.
+
+def advice(role, predicted, held_out=0, pair='mnist/far', minutes='2', **setting):
+    """Returns a row of what was chosen."""
+    model, cluster = pair.split('/')
+    return {name: str(value) for name, value in dict(
+        dict(AGN, **setting), model=model, cluster=cluster, minutes=minutes, role=role,
+        predicted=predicted, held_out=held_out).items()}
+
+
+def real(seconds, pair='mnist/far', repeat=0, complaint='', **setting):
+    """Returns a row of a real run."""
+    model, cluster = pair.split('/')
+    return {name: str(value) for name, value in dict(
+        dict(AGN, **setting), model=model, cluster=cluster, repeat=repeat, seconds=seconds,
+        complaint=complaint, machine='2 cores').items()}
+
+
+ONE = dict(scheme='one process', window=1, workers=1, ps=0)
+
+
+def test_the_regret():
+    """By hand: 11 s, where 10 s would have done."""
+    rows = [advice('advised', 10.), advice('near', 9., window=20), advice('by lot', '', window=5),
+            advice('one process', 30., **ONE)]
+    runs = [real(11.), real(10., window=20), real('', window=5), real(25., **ONE)]
+    one, = regret_report.cases(rows, runs)
+    assert one.regret == pytest.approx(0.1) and one.least == 10 and one.alone == 25
+    assert one.best['window'] == '20' and one.predicted == 10 and not one.held_out
+    assert regret_report.is_near(one) and not regret_report.is_near(one._replace(predicted=8.))
+    assert not regret_report.cases(rows, runs[:-1]), 'not all of it was run'
+    # Another seed: medians are compared.
+    one, = regret_report.cases(rows, [*runs, real(9., repeat=1), real(14., repeat=1, window=20)])
+    assert (one.seconds, one.least, one.regret) == (10, 10, 0)
+
+
+def test_what_is_advised_and_not_reached_is_no_success():
+    rows = [advice('advised', 10.), advice('one process', 30., **ONE)]
+    one, = regret_report.cases(rows, [real('', complaint='ended'), real(25., **ONE)])
+    assert math.isinf(one.regret) and not regret_report.is_near(one)
+    assert 'not reached at worst' in regret_report.summary([one])
+
+
+def test_the_page(tmp_path):
+    """Pairs that were held out stand apart; budgets, too."""
+    rows, runs = [], []
+    for pair, held_out in (('mnist/far', 0), ('digits/far', 1)):
+        for minutes, window in (('2', 10), ('10', 20)):
+            rows += [advice('advised', 10., held_out, pair, minutes, window=window),
+                     advice('one process', 30., held_out, pair, minutes, **ONE)]
+        runs += [real(15., pair), real(10., pair, window=20), real(30., pair, **ONE)]
+    for name, some in zip(regret_report.FILES, (runs, rows)):
+        columns = regret.COLUMNS if some is runs else regret.ADVICE
+        results.write(tmp_path / name, columns, some)
+    text = regret_report.publish(tmp_path)
+    assert text == (tmp_path / 'regret.md').read_text(encoding='utf-8')
+    looked_at, held_out = text.split('## Pairs that were held out')
+    for part, pair in (looked_at, 'mnist/far'), (held_out, 'digits/far'):
+        words = ' '.join(part.split())
+        assert '1 pair, 2 minutes each: the regret is 50% in the median' in words
+        assert '1 pair, 10 minutes each: the regret is 0% in the median' in words
+        assert f'| {pair} | 2 |' in part and 'missed' in words and 'met' in words
+    assert 'digits/far' not in looked_at and 'mnist/far' not in held_out
+    assert (tmp_path / 'regret.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_an_empty_page(tmp_path):
+    assert 'None of them was run.' in regret_report.publish(tmp_path)
+
+
+def test_it_resumes(tmp_path, monkeypatch):
+    """What has a row is not run again, nor is the advisor asked again; a failure is a row."""
+    pair, made = Pair('mnist', 'far'), []
+    directory = tmp_path / 'advice' / 'mnist-far-2'
+    directory.mkdir(parents=True)
+    answer = answer_of(candidate(5.), candidate(6., window=20), candidate(None, window=5),
+                       candidate(9., scheme='one process', window=1, workers=1, ps=0))
+    (directory / 'answer.json').write_text(json.dumps(answer), encoding='utf-8')
+
+    def really_run(pair, folder, setting, repeat, advised):
+        made.append((setting['scheme'], setting['window']))
+        if setting['window'] == 5:
+            sys.exit('first\nit has ended')
+        return {'seconds': '5.5', 'ran': '9'}
+
+    monkeypatch.setattr(regret, 'really_run', really_run)
+    options = regret.parse(['--only=mnist/far'])
+    for _ in range(2):
+        regret.Judge(tmp_path, tmp_path / 'advice').judge(pair, options)
+        assert made == [('AGN', 10), ('AGN', 20), ('one process', 1), ('AGN', 5)]
+    runs, rows = (regret_report.read(tmp_path / name) for name in regret_report.FILES)
+    assert [row['complaint'] for row in runs] == ['', '', '', 'it has ended']
+    assert [row['role'] for row in rows] == ['advised', 'near', 'near', 'by lot']
+    assert len(regret_report.cases(rows, runs)) == 1
+
+
+def test_a_real_run_of_one_process(tmp_path, monkeypatch):
+    """It sleeps as the others do, and has no network."""
+    asked = []
+
+    class Run:
+        def __init__(self, folder, *flags, time_limit, **env):
+            asked.append((flags, env))
+
+        def find(self, form):
+            return 6., re.search(form, 'worker 0: test accuracy 1.000 after 100 steps, 7.0 s')
+
+    notes = [{'chief': True, 'began': 0., 'times': [0.06 * i for i in range(1, 101)],
+              'curve': [[0, 0., 0.], [50, 3., 0.8]]}]
+    monkeypatch.setattr(regret.runs, 'Run', Run)
+    monkeypatch.setattr(regret.runs, 'notes_in', lambda _: notes)
+    alone = candidate(5., scheme='one process', window=1, flags=['--learning_rate=0.1'],
+                      straggler='0:0.05', workers_and_ps={})
+    found = regret.really_run(Pair('mnist', 'far'), tmp_path, alone, 0, 5.)
+    assert float(found['seconds']) == pytest.approx(4.5), 'half way from 80 % to the end'
+    assert float(found['local_steps_per_second']) == pytest.approx(1 / 0.06, rel=0.01)
+    (flags, env), = asked
+    assert {'--straggler=0:0.05', '--learning_rate=0.1', '--seed=1'} < set(flags)
+    assert 'PYTHON' not in env
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(bool(hosts.missing()), reason='there are no namespaces')
+def test_a_pair_is_judged(tmp_path):
+    """All of it, with very little time for the search."""
+    done = subprocess.run(
+        ['bash', str(ROOT / 'Simulation' / 'run.sh'), '--regret', '--only=digits/gigabit',
+         '--minutes=0.1', '--most=1', f'--results_dir={tmp_path}'],
+        env={'PYTHON': sys.executable, 'PATH': os.environ['PATH']}, check=False, timeout=900,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
+    assert done.returncode == 0, done.stdout
+    runs, rows = (regret_report.read(tmp_path / name) for name in regret_report.FILES)
+    assert [row['role'] for row in rows][0] == 'advised' and len(runs) == len(rows) >= 5
+    assert not any(row['complaint'] for row in runs), runs
+    assert any(row['seconds'] for row in runs) and '1 pair, 0.1 minutes each' in done.stdout
+    assert advise_search.ALONE in {row['scheme'] for row in runs}
