@@ -1,4 +1,4 @@
-"""What `validate` really runs and simulates: cases in four groups, and which of them tell the costs.
+"""What `validate` really runs and simulates: cases in four groups, some of which tell the costs.
 
 - here: up to eight workers on this machine, which share its processors;
 - sleeping: 16 and 32 workers that sleep in each local step, as if each had a processor of its own;
