@@ -231,7 +231,8 @@ def really_run_all(cases, results):
         cases = [case for case in cases
                  if not (case.mbit or case.round_trip or case.model)]
     for number, case in enumerate(cases):
-        print(f'{number + 1} of {len(cases)}: {validate_cases.words(case._asdict())}', flush=True)
+        print(f'{number + 1} of {len(cases)}: {validate_cases.words(case._asdict())}'
+              f'{", again" if case.repeat else ""}', flush=True)
         results.add('real', case, really_run(case))
 
 

@@ -36,8 +36,8 @@ LONG_WINDOW = 50  # of AGN: what it takes longer than the folder's own is local 
 ON_LINKS = 'HogWild', 'AGN', 'Synchronous-SGD', RING
 # How often each worker runs its train op: of the large model, by window; and for tuples of a rate
 # or a round trip, and numbers of workers.
-LARGE, LARGE_RUNS = 'mnist', {1: 200, 10: 50, LONG_WINDOW: 30}
-BANDWIDTHS = [(100, (2,), 25), (1000, (2, 4), 40)]
+LARGE, LARGE_RUNS = 'mnist', {1: 400, 10: 150, LONG_WINDOW: 60}
+BANDWIDTHS = [(100, (2,), 25), (1000, (2, 4), 60)]
 DISTANCES = [(1, (2,), 500), (10, (2, 8), 100)]
 SLEEP, SLEEPING = 50, [('HogWild', (16, 32), 300), ('AGN', (16, 32), 30),
                        ('Synchronous-SGD', (16, 32), 100)]

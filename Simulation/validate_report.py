@@ -41,8 +41,8 @@ Attributes:
 def figures_of(group):
     """Returns which FIGURES are compared in a group.
 
-    The accuracy is so only in the long runs on this machine: in short ones the initial values decide
-    it, which are others in a simulation.
+    The accuracy is so only in the long runs on this machine: in short ones the initial values
+    decide it, which are others in a simulation.
     """
     return [name for name in FIGURES if group == 'here' or name != 'accuracy']
 
@@ -131,9 +131,9 @@ def summary(rows):
     if found:
         number, middle, most, _, naive_middle, naive_most, _ = _errors(found)
         parts.append(readmes.paragraph(
-            f'In the {number} cases that no cost was measured with, the simulated steps/s are off '
-            f'by {middle} in the median and by {most} at most. Those of the naive model, one line, '
-            f'are off by {naive_middle} and by {naive_most}.'))
+            f'With {number} of the cases no cost was measured. In these the simulated steps/s are '
+            f'off by {middle} in the median and by {most} at most; those of the naive model, one '
+            f'line, by {naive_middle} and by {naive_most}.'))
         by_group = {title: [each for each in found
                             if validate_cases.group_of(each.case) == group]
                     for group, title in GROUPS.items()}
