@@ -84,15 +84,7 @@ def start_server(cluster_spec, task_index):
 
 
 def session_of(target, config, resolver, chief_role, hooks):
-    """Returns the session of this worker, a `tf.train.MonitoredSession`.
-
-    Args:
-      target: string.
-      config: `tf.ConfigProto`.
-      resolver: cluster resolver of this worker.
-      chief_role: `chief.Role`.
-      hooks: list of `tf.train.SessionRunHook`.
-    """
+    """Returns the `tf.train.MonitoredSession` of this worker, with its hooks, a list."""
     # Distributed: the chief makes or restores the parameters; the others wait for these.
     if resolver.task_id == 0:
         return tf.train.MonitoredTrainingSession(
