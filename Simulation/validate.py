@@ -1,6 +1,6 @@
 """Compares simulated with real runs on this machine: steps/s, staleness, accuracy, dropped pushes.
 
-    bash run.sh --validate              what is missing; all of it takes a quarter of an hour
+    bash run.sh --validate              what is missing
     bash run.sh --validate --fresh      all of it anew, on a quiet machine
     bash run.sh --validate --draw       tables and picture again, without any run
     bash run.sh --validate --only='HogWild, 2 workers' --results_dir=mine     some cases, elsewhere
