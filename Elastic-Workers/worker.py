@@ -83,6 +83,19 @@ def start_server(cluster_spec, task_index):
     return server, f'grpc://{address}', config
 
 
+def session_of(target, config, resolver, chief_role, hooks):
+    """Returns the `tf.train.MonitoredSession` of this worker, with its hooks, a list."""
+    # Distributed: the chief makes or restores the parameters; the others wait for these.
+    if resolver.task_id == 0:
+        return tf.train.MonitoredTrainingSession(
+            target, is_chief=True, checkpoint_dir=FLAGS.model_dir,
+            scaffold=checkpoints.chief_scaffold(FLAGS.model_dir, resolver), hooks=hooks,
+            config=config, save_checkpoint_secs=FLAGS.save_checkpoint_secs,
+            save_summaries_steps=None, save_summaries_secs=None, log_step_count_steps=None)
+    return tf.train.MonitoredSession(
+        sessions.WorkerSessionCreator(target, config, chief_role), hooks)
+
+
 def wait_to_join(session, global_step, join_at, stop_at, leaving):
     """Returns when it is time for this worker to take part, or to leave.
 
@@ -134,18 +147,8 @@ def join_and_train(_):
     hooks = scheme.hooks + [trainer, chief_role, member]
     # Distributed: no silent wait for a ps that does not answer.
     liveness.watch(resolver, over=test.is_over)
-    # Distributed: the chief makes or restores the parameters; the others wait for these.
-    if is_chief:
-        session = tf.train.MonitoredTrainingSession(
-            target, is_chief=True, checkpoint_dir=FLAGS.model_dir,
-            scaffold=checkpoints.chief_scaffold(FLAGS.model_dir, resolver), hooks=hooks,
-            config=config, save_checkpoint_secs=FLAGS.save_checkpoint_secs,
-            save_summaries_steps=None, save_summaries_secs=None, log_step_count_steps=None)
-    else:
-        creator = sessions.WorkerSessionCreator(target, config, chief_role)
-        session = tf.train.MonitoredSession(creator, hooks)
 
-    with session:
+    with session_of(target, config, resolver, chief_role, hooks) as session:
         progress = report.Progress(f'worker {task_index}', session.run(global_step), is_chief,
                                    model)
         wait_to_join(session, global_step, join_at, stop_at, leaving)

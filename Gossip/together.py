@@ -3,7 +3,7 @@
 import contextlib
 import time
 
-from tfdist.cluster import patience
+from tfdist.cluster import awake_clock, patience
 from tfdist.start import console
 from tfdist.training import checkpoints, training_flags
 from tfdist.start.quiet import tf
@@ -106,10 +106,10 @@ class Together(tf.train.SessionRunHook):
         if stage is not None:
             self._silent_since.pop(worker.index, None)
             return False
-        since = self._silent_since.setdefault(worker.index, time.monotonic())
+        since = self._silent_since.setdefault(worker.index, awake_clock.seconds())
         # Without worker 0 nobody tests and saves: it may be on its way back.
         secs = LOST_AFTER_SECS if worker.index else training_flags.FLAGS.patience_secs
-        return self._others_go_on and time.monotonic() - since > secs
+        return self._others_go_on and awake_clock.seconds() - since > secs
 
     def session_options(self, saver):
         """Returns what a `tf.train.MonitoredTrainingSession` gets, a dict.
@@ -155,12 +155,12 @@ class _Waiting:
 
     def __init__(self, name):
         """Takes the name of who waits."""
-        self._name, self._began = name, time.monotonic()
+        self._name, self._began = name, awake_clock.seconds()
         self._told = self._began
 
     def go_on(self, what, limit=True):
         """Waits a moment for `what`, a string; if there is a limit, gives up after too long."""
-        now = time.monotonic()
+        now = awake_clock.seconds()
         if limit and now - self._began > training_flags.FLAGS.patience_secs:
             console.give_up(f'{self._name}: {what}. Gave up after '
                             f'{training_flags.FLAGS.patience_secs:g} s. {_AGAIN}')

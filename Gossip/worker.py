@@ -137,6 +137,16 @@ def watch(resolver):
     return watching
 
 
+def server_of(cluster_spec, task_index, neighbours):
+    """Starts this worker's server; returns it, and the `tf.ConfigProto` of sessions on it."""
+    # Distributed: a session waits for all tasks that it sees. With D-PSGD it has to see the
+    # neighbours, and worker 0; with AD-PSGD only this worker: each exchange has its own.
+    seen = sorted({0, task_index, *neighbours}) if FLAGS.algorithm == 'd-psgd' else [task_index]
+    config = servers.config(device_filters=list(map(others.device_of, seen)))
+    # Distributed: workers reach each other through their servers.
+    return tf.train.Server(cluster_spec, 'worker', task_index, config=config), config
+
+
 def train_among_neighbours(_):
     # Distributed: there is no ps. Each worker has all parameters, and is its own chief.
     resolver = membership.resolve('worker', jobs=['worker'])
@@ -145,12 +155,7 @@ def train_among_neighbours(_):
     check(num_workers)
     is_first, is_synchronous = task_index == 0, FLAGS.algorithm == 'd-psgd'
     neighbours = topology.neighbours_of(task_index, num_workers)
-    # Distributed: a session waits for all tasks that it sees. With D-PSGD it has to see the
-    # neighbours, and worker 0; with AD-PSGD only this worker: each exchange has its own.
-    seen = sorted({0, task_index, *neighbours}) if is_synchronous else [task_index]
-    config = servers.config(device_filters=list(map(others.device_of, seen)))
-    # Distributed: workers reach each other through their servers.
-    server = tf.train.Server(cluster_spec, 'worker', task_index, config=config)
+    server, config = server_of(cluster_spec, task_index, neighbours)
 
     tf.set_random_seed(FLAGS.seed)
     with tf.device(others.device_of(task_index)):

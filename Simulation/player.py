@@ -10,7 +10,7 @@ import collections
 import itertools
 import sys
 
-from tfdist.scheme import schedule
+from tfdist.scheme import schedule, transfer
 from tfdist.start.quiet import tf
 from gathering import Gathering
 from own import Own
@@ -48,13 +48,6 @@ class _Asked(collections.namedtuple('_Asked', 'worker pull fed pushed center bat
       batches: what the source drew for the worker, see `shards`; None if that is among `fed`.
       kept: list of arrays, what the worker keeps, see `own`.
     """
-
-
-def _size(tensor):
-    """Returns the bytes of a tensor, or None if its shape does not tell."""
-    if not tensor.shape.is_fully_defined():
-        return None
-    return tensor.shape.num_elements() * tensor.dtype.size
 
 
 def _names(tensors):
@@ -100,7 +93,7 @@ class Player:
             center = [getattr(variable, 'table', variable) for variable in network.variables]
             self.hparams, self.variables = hparams, [
                 variable for variable in tf.trainable_variables() if variable in center]
-            self.parameters = sum(map(_size, self.variables))
+            self.parameters = transfer.size_of(self.variables)
             self._own = Own(self.scheme.own) if self.scheme.own else None
             self._given = [*self.source.placeholders, *self.scheme.workers]
             self._given_names = _names(self._given)
@@ -221,7 +214,7 @@ class Player:
         pulls = [pull.tensors for pull in self._exchanges(schedule.Pull)]
         needs = [set(_names(parts.needed(*run)[1])) for run in [*computing, *pushing]]
         self._fed_later = set().union(*needs[1:])
-        sizes = [_size(tensor) for tensor in self.scheme.pull]
+        sizes = [transfer.size_of([tensor]) for tensor in self.scheme.pull]
         # The center is the step, and what is fed of the variables, or has a size to be known.
         used = needs[0] | self._fed_later
         self._taken = taken = [0, *(i for i in range(1, len(sizes)) if sizes[i] is None or any(

@@ -1,14 +1,16 @@
 """Compares simulated with real runs on this machine: steps/s, staleness, accuracy, dropped pushes.
 
-    bash run.sh --validate              what is missing; all of it takes ten minutes on two cores
-    bash run.sh --validate --fresh      all of it anew
+    bash run.sh --validate              what is missing
+    bash run.sh --validate --fresh      all of it anew, on a quiet machine
     bash run.sh --validate --draw       tables and picture again, without any run
+    bash run.sh --validate --only='HogWild, 2 workers' --results_dir=mine     some cases, elsewhere
 
-Costs are measured with one worker, and nothing is fitted: the seconds of a run of the train op, and
-the processor seconds of the worker and the ps in it. Two lengths of AGN's window show how much of
-that is a local step. In a ring one worker sends nothing: there runs of two and three workers show
-what a run and a hop cost. Then the same folder, flags and local steps are simulated and really run
-with more workers; and they are simulated at a distance for which Comparison has real runs.
+Costs are measured with one worker: the seconds of a run of the train op, and the processor seconds
+of the worker and the ps in it. Two lengths of AGN's window show how much of that is a local step.
+In a ring one worker sends nothing: there runs of two and three workers show what a run and a hop
+cost. Then the same folder, flags and local steps are simulated and really run with more workers,
+with workers that sleep, and with a rate or a distance between hosts: see `validate_cases`. Nothing
+is fitted to these; beside the simulation stands the model of one line in `naive`.
 
 Each run is a row of results/validation.csv. A command that was stopped resumes from there.
 clusters/this-machine.json describes this machine as it was measured.
@@ -16,71 +18,38 @@ clusters/this-machine.json describes this machine as it was measured.
 
 import argparse
 import collections
+import contextlib
 import json
 import math
 import os
+import pathlib
 import re
 import sys
 import tempfile
 
 import numpy as np
-from measuring import runs
+from measuring import hosts, runs
 from measuring.folders import Example
 from measuring.results import machine, median, read, write
-from experiments import BATCH, HERE, local_steps_per_second, Scheme
+from experiments import HERE, local_steps_per_second, Scheme
 import predictions
+import validate_cases
+from validate_cases import Case, costing, FIELDS, is_fitted, LONG_WINDOW, RING, seconds_of_step
 import validate_report
-from validate_report import FIGURES, of
+from validate_report import FIGURES
 
-RESULTS = HERE / 'results' / 'validation.csv'
-PRESET = HERE / 'clusters' / 'this-machine.json'
+RESULTS = HERE / 'results'
+PRESETS = HERE / 'clusters'
+OF_PRESET = [('HogWild', 1), (RING, 1), (RING, 2), (RING, 3)]  # what its costs are measured with
 
-# What is run: a folder, with its numbers of backup workers and workers, its window, which repeat
-# this is, and the local steps of all workers.
-Case = collections.namedtuple('Case', 'scheme backups workers window repeat local_steps')
 # Seconds: of a local step; of an exchange beyond it, and of processors in that; the same of a hop
 # in a ring; and the deviation of a run.
 TIMES = 'exchange', 'exchange_work', 'hop', 'hop_work'  # flags
 Costs = collections.namedtuple('Costs', ['step', *TIMES, 'deviation'])
-# Rows are 'real', 'simulated', or 'distant', simulated with a round trip in ms. Real ones have the
-# seconds of a run of a worker's train op, their deviation, and the processor seconds in it.
-COLUMNS = ['kind', *Case._fields, *FIGURES, 'run_s', 'deviation_s', 'work_s', 'round_trip',
-           'machine']
-SCHEMES = [('HogWild', 0), ('SSP', 0), ('AGN', 0), ('DOWNPOUR', 0), ('DynSGD', 0), ('AEASGD', 0),
-           ('Local-SGD', 0), ('Synchronous-SGD', 0), ('Synchronous-SGD', 1), ('Ring-AllReduce', 0)]
-WORKERS = 1, 2, 4, 8
-IN_A_RING = 1, 2, 3, 4, 8
-REPEATS = {1: 3}  # by workers; all costs are measured with one
-MORE_REPEATS = 2
-STEPS = {True: 3000, False: 10000}  # whether each local step is pushed
-LONG_WINDOW = 50
-DISTANT_STEPS = 4000
+# Rows are 'real' or 'simulated'. Those from which costs follow have the seconds of a run of a
+# worker's train op, their deviation, and the processor seconds in it.
+COLUMNS = ['kind', *Case._fields, *FIGURES, 'run_s', 'deviation_s', 'work_s', 'machine']
 SUMS = re.compile(r': did .* accepted (\d+), dropped (\d+)')
-
-
-def cases():
-    """Returns a list of `Case`: one repeat of all after the other."""
-    found = []
-    for repeat in range(max(REPEATS.values())):
-        for scheme, backups in SCHEMES:
-            window = Example(scheme).window
-            steps = STEPS[window == 1]
-            found += [Case(scheme, backups, workers, window, repeat, steps)
-                      for workers in (IN_A_RING if Example(scheme).kind == 'ring' else WORKERS)
-                      if workers > backups and repeat < REPEATS.get(workers, MORE_REPEATS)]
-            if scheme == 'AGN':
-                found.append(Case(scheme, backups, 1, LONG_WINDOW, repeat, 3 * steps))
-    return found
-
-
-def arguments(case):
-    """Returns the flags of a case, a list of strings."""
-    flags = Example(case.scheme).arguments(case.workers, case.window, case.local_steps)
-    if case.backups:
-        flags.append(f'--replicas_to_aggregate={case.workers - case.backups}')
-    if case.scheme == 'Ring-AllReduce':
-        flags.append('--implementation=ring')  # its costs are those of the presets
-    return [*flags, f'--batch_size={BATCH}', f'--seed={case.repeat + 1}']
 
 
 def measured(notes, work):
@@ -107,11 +76,26 @@ def measured(notes, work):
     return found
 
 
+@contextlib.contextmanager
+def where(case):
+    """Makes the hosts of a case that has links; yields environment variables for its run."""
+    env = {'WORKERS': str(case.workers)}
+    if not case.mbit and not case.round_trip:
+        yield env
+        return
+    names = ['ps-0', *(f'worker-{worker}' for worker in range(case.workers))]
+    with tempfile.TemporaryDirectory() as directory, hosts.Hosts(
+            pathlib.Path(directory), names,
+            round_trip=case.round_trip / 1000 if case.round_trip else None,
+            gigabits=case.mbit / 1000 if case.mbit else None) as network:
+        yield dict(env, PYTHON=network.python())
+
+
 def really_run(case):
     """Runs a case; returns a row, a dict."""
-    with tempfile.TemporaryDirectory() as directory:
-        run = runs.Run(case.scheme, *arguments(case), f'--notes_dir={directory}',
-                       f'--log_every_n_steps={10**9}', WORKERS=str(case.workers))
+    with tempfile.TemporaryDirectory() as directory, where(case) as env:
+        run = runs.Run(case.scheme, *validate_cases.arguments(case), f'--notes_dir={directory}',
+                       f'--log_every_n_steps={10**9}', **env)
         notes = runs.notes_in(directory)
     staleness = collections.Counter()
     for note in notes:
@@ -121,33 +105,24 @@ def really_run(case):
     accepted, dropped = map(sum, zip(*sums)) if sums else (0, 0)
     mean = (sum(value * count for value, count in staleness.items()) / sum(staleness.values())
             if staleness else '')
-    return dict(measured(notes, run.work), steps_per_s=case.window * runs.rate(notes),
-                staleness=mean, accuracy=run.figures()['test accuracy'],
+    return dict(measured(notes, run.work) if is_fitted(case._asdict()) else {},
+                steps_per_s=case.window * runs.rate(notes), staleness=mean,
+                accuracy=run.figures()['test accuracy'],
                 dropped=dropped / (accepted + dropped) if sums else '')
 
 
-def seconds_of_step(rows):
-    """Returns the seconds of a local step, from rows of real runs."""
-    window = Example('AGN').window
-    short, long = (median(of(rows, 'real', scheme='AGN', workers=1, window=each), 'work_s')
-                   for each in (window, LONG_WINDOW))
-    return (long - short) / (LONG_WINDOW - window)
-
-
-def costs_of(scheme, rows):
-    """Returns the `Costs` of a scheme, from rows of real runs."""
-    example = Example(scheme)
-    window = example.window
+def costs_of(scheme, rows, model=''):
+    """Returns the `Costs` of a scheme with a model, from rows of real runs."""
+    window = Example(scheme).window
 
     def of_run(workers):
         """Returns the seconds of a run, and those of processors in it."""
-        alone = of(rows, 'real', scheme=scheme, backups=0, workers=workers, window=window)
-        return median(alone, 'run_s'), median(alone, 'work_s')
+        own = costing(rows, scheme, workers, window, model)
+        return median(own, 'run_s'), median(own, 'work_s')
 
-    deviation = median(of(rows, 'real', scheme=scheme, backups=0, workers=1, window=window),
-                       'deviation_s')
-    if example.kind != 'ring':
-        step = seconds_of_step(rows)
+    deviation = median(costing(rows, scheme, 1, window, model), 'deviation_s')
+    if scheme != RING:
+        step = seconds_of_step(rows, model)
         run, work = of_run(1)
         return Costs(step, *(max(0., each - window * step) for each in (run, work)), 0., 0.,
                      deviation)
@@ -188,22 +163,24 @@ def description_of(costs, window):
             **{name: f'{1e3 * getattr(costs, name):.4g}ms' for name in TIMES}}
 
 
-def simulated(process, case, rows, **changes):
-    """Simulates a case; returns a row, a dict.
+def asked(case, rows):
+    """Returns what to simulate for a case, a dict of strings by names of flags.
 
     Args:
-      process: `experiments.Scheme`.
       case: `Case`.
-      rows: list of dicts, of which those with the fewest workers tell the costs.
-      **changes: strings, other flags.
+      rows: list of dicts, of which the fitted ones tell the costs.
     """
-    about = description_of(costs_of(case.scheme, rows), case.window)
-    asked = dict((name, str(value)) for name, value in about.items())
-    asked.update(flag[2:].split('=', 1) for flag in arguments(case))
+    about = description_of(costs_of(case.scheme, rows, case.model), case.window)
+    found = dict((name, str(value)) for name, value in about.items())
+    found.update(flag[2:].split('=', 1) for flag in validate_cases.arguments(case))
+    found.pop('model', None)  # the process has imported it
     # All that the flags leave of this preset: messages take no time.
-    asked.update(cluster='this-machine', workers=str(case.workers), tests='1', **changes)
-    found = process.simulate(asked)
-    return dict(found, steps_per_s=local_steps_per_second(found))
+    found.update(cluster='this-machine', workers=str(case.workers), tests='1')
+    if case.mbit:
+        found.update(dict.fromkeys(('bandwidth', 'ps_bandwidth'), f'{case.mbit}Mbit'))
+    if case.round_trip:
+        found['latency'] = f'{case.round_trip / 2:g}ms'
+    return found
 
 
 class Results:
@@ -214,13 +191,17 @@ class Results:
     """
 
     def __init__(self, path):
-        """Reads the real runs; the simulated ones are made anew."""
+        """Reads the real runs; the simulated ones are made anew.
+
+        Raises:
+          SystemExit: if they are of another machine.
+        """
         self._path = path
         self.rows = [row for row in read(path) if row['kind'] == 'real']
-
-    def has(self, case):
-        """Returns whether there is a real run of a `Case`."""
-        return bool(of(self.rows, 'real', **case._asdict()))
+        others = {row['machine'] for row in self.rows} - {machine()}
+        if others:
+            sys.exit(f'{path} is of {", ".join(sorted(others))}; this is {machine()}. --fresh '
+                     'begins a new one, --results_dir puts it elsewhere.')
 
     def add(self, kind, case, figures):
         """Adds a row and writes the file."""
@@ -231,11 +212,48 @@ class Results:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write(self._path, COLUMNS, self.rows)
 
+    def to_simulate(self):
+        """Returns a `Case` for each that was really run, but for the long windows, a list."""
+        first = {}  # of the repeats
+        for row in self.rows:
+            first.setdefault(tuple(row[name] for name in FIELDS), row)
+        found = [Case(*(int(row[name]) if row[name].isdigit() else row[name]
+                        for name in Case._fields)) for row in first.values()]
+        return [case for case in found
+                if case.window != LONG_WINDOW or not is_fitted(case._asdict())]
 
-def write_preset(rows):
+
+def really_run_all(cases, results):
+    """Makes the real runs of cases; says what cannot be run here."""
+    reason = any(case.mbit or case.round_trip for case in cases) and hosts.missing()
+    if reason:
+        print(f'Without the runs at bandwidths and distances: {reason}.', file=sys.stderr)
+        cases = [case for case in cases
+                 if not (case.mbit or case.round_trip or case.model)]
+    for number, case in enumerate(cases):
+        print(f'{number + 1} of {len(cases)}: {validate_cases.words(case._asdict())}'
+              f'{", again" if case.repeat else ""}', flush=True)
+        results.add('real', case, really_run(case))
+
+
+def simulate_all(results):
+    """Simulates what was really run."""
+    together = collections.OrderedDict()  # what one process simulates
+    for case in results.to_simulate():
+        together.setdefault((case.scheme, case.model), []).append(case)
+    real = list(results.rows)
+    for (scheme, model), cases in together.items():
+        with Scheme(scheme, *([f'--model={model}'] if model else [])) as process:
+            for case in cases:
+                found = process.simulate(asked(case, real))
+                results.add('simulated', case,
+                            dict(found, steps_per_s=local_steps_per_second(found)))
+
+
+def write_preset(rows, directory):
     """Writes the preset of this machine: HogWild's costs, and those of a ring's hop."""
-    costs, ring = costs_of('HogWild', rows), costs_of('Ring-AllReduce', rows)
-    PRESET.write_text(json.dumps(dict(
+    costs, ring = costs_of('HogWild', rows), costs_of(RING, rows)
+    (directory / 'this-machine.json').write_text(json.dumps(dict(
         {'about': f'The machine that the results are of: {rows[0]["machine"]}, which all tasks '
          'share. `bash run.sh --validate` measured it, with one worker of HogWild: exchange is '
          'what a run of its train op takes beyond the local step, exchange_work what the '
@@ -245,46 +263,54 @@ def write_preset(rows):
                          Example('HogWild').window)), indent=2) + '\n', encoding='utf-8')
 
 
-def main():
-    """Measures, simulates, compares."""
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+def parse(arguments):
+    """Returns the options; `cases` is a list of those to run."""
+    parser = argparse.ArgumentParser(prog='run.sh', description=__doc__.split('\n')[0])
     parser.add_argument('--validate', action='store_true', help='this program; give it first')
     parser.add_argument('--fresh', action='store_true', help='forget all results and begin anew')
     parser.add_argument('--draw', action='store_true',
                         help='tables and picture again, without any run')
-    options = parser.parse_args()
+    parser.add_argument('--only', metavar='WORDS', default='',
+                        help='a regular expression: only cases that it finds, and their costs')
+    parser.add_argument('--results_dir', type=pathlib.Path, default=RESULTS,
+                        help='where the results are; only those of the collection are published')
+    options = parser.parse_args(arguments)
+    try:
+        options.cases = validate_cases.chosen(options.only)
+    except re.error as error:
+        sys.exit(f'--only={options.only}: it is no regular expression ({error}).')
+    if not options.cases:
+        sys.exit(f'--only={options.only}: there is no such case; one is '
+                 f'"{validate_cases.words(validate_cases.cases()[1]._asdict())}".')
+    return options
+
+
+def main(arguments):
+    """Measures, simulates, compares."""
+    options = parse(arguments)
+    is_published = options.results_dir.resolve() == RESULTS
+    path = options.results_dir / 'validation.csv'
     if options.draw:
-        if not RESULTS.exists():
-            sys.exit(f'There is no {RESULTS}: `bash run.sh --validate` makes it.')
-        validate_report.publish(read(RESULTS), len(cases()))
-        return
-    if options.fresh and RESULTS.exists():
-        RESULTS.unlink()
-    results = Results(RESULTS)
-    left = [case for case in cases() if not results.has(case)]
-    for number, case in enumerate(left):
-        print(f'{number + 1} of {len(left)}: {case.scheme}, {case.workers} workers, window '
-              f'{case.window}, repeat {case.repeat + 1}', flush=True)
-        results.add('real', case, really_run(case))
-    write_preset(results.rows)
-    for scheme in dict.fromkeys(scheme for scheme, _ in SCHEMES):
-        with Scheme(scheme) as process:
-            for case in cases():
-                if (case.scheme == scheme and not case.repeat and case.window != LONG_WINDOW):
-                    results.add('simulated', case, simulated(process, case, results.rows))
-            for (name, window, round_trip), _ in validate_report.measured_at_a_distance():
-                if name == scheme:
-                    case = Case(name, 0, 2, window, 0, DISTANT_STEPS)
-                    found = simulated(process, case, results.rows,
-                                      latency=f'{round_trip / 2:g}ms')
-                    results.add('distant', case, dict(found, round_trip=round_trip))
-    predictions.simulate()
-    validate_report.publish(results.rows, len(cases()))
-    print(validate_report.summary(results.rows, len(cases())))
+        if not path.exists():
+            sys.exit(f'There is no {path}: `bash run.sh --validate` makes it.')
+        rows = read(path)
+    else:
+        if options.fresh and path.exists():
+            path.unlink()
+        results = Results(path)
+        left = set(validate_cases.missing(results.rows))
+        really_run_all([case for case in options.cases if case in left], results)
+        if all(costing(results.rows, *each, window=1) for each in OF_PRESET):
+            write_preset(results.rows, PRESETS if is_published else options.results_dir)
+        simulate_all(results)
+        predictions.simulate()
+        rows = results.rows
+    validate_report.publish(rows, None if is_published else options.results_dir)
+    print(validate_report.summary(rows))
 
 
 if __name__ == '__main__':
     try:
-        main()
+        main(sys.argv[1:])
     except KeyboardInterrupt:
-        sys.exit('Stopped. `bash run.sh --validate` goes on.')
+        sys.exit('Stopped. The same command without --fresh goes on.')

@@ -53,3 +53,10 @@ def test_they_arrive_as_they_were(cluster):
                 for tensor, value in zip(got, values):
                     np.testing.assert_array_equal(tensor, value)
                     assert tensor.dtype == value.dtype and tensor.shape == value.shape
+
+
+def test_the_bytes_of_tensors():
+    with tf.Graph().as_default():
+        known, unknown = tf.zeros([2, 3], tf.int64), tf.placeholder(tf.float32, [None, 2])
+        assert transfer.size_of([known, tf.get_variable('x', [5])]) == 48 + 20
+        assert transfer.size_of([known, unknown]) is None and transfer.size_of([]) == 0

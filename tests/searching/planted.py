@@ -73,8 +73,8 @@ PLANTS = {
                         'push(gradients, stamp_at_push, self.worker)')]),
     'begins ahead': Plant(
         'The accumulators of a turn refuse the pushes of its own step.', TURNS,
-        accumulators.Accumulators, 'begin',
-        [('set_global_step(stamp)', 'set_global_step(stamp + 1)')]),
+        barrier.Barrier, '_make_complete',
+        [('all, self._clock.read())', 'all, self._clock.read() + 1)')]),
     'one push less': Plant(
         'A step is complete when one push is missing.', BARRIER, barrier.Barrier, '__init__',
         [('self._number = pushes_per_step(hparams, num_workers)',
@@ -110,7 +110,7 @@ PLANTS = {
     'accumulators ahead': Plant(
         'When a chief begins, the accumulators keep the step that they had.', BARRIER,
         entrance.Entrance, '__init__',
-        [('self._refuse_older.append(accumulator.set_global_step(stamp))', 'pass')]),
+        [('accumulators.refuse_older(every, stamp)', '[]')]),
     'chief at once': Plant(
         'A chief begins while a run of an earlier one is left.', BARRIER, barrier.Barrier,
         'after_create_session', [('self._succession.begin(session)', 'pass')]),

@@ -47,40 +47,9 @@ class Inventory:
         self.collections = collecting.Collections()
         self.made, self.own, self.names, self.listed_in = [], [], [], {}
         self._by_name, self._initializers = set(), set()
-        worker = tf.no_op().device
-        graph = tf.get_default_graph()
-
-        def note(next_creator, **kwargs):
-            if is_of_metric(kwargs):
-                return next_creator(**kwargs)
-            kwargs['use_resource'] = True  # a reference cannot be read in order
-            if is_local(kwargs):
-                with tf.device(worker):
-                    variable = next_creator(**kwargs)
-                self.own.append(variable)
-            else:
-                variable = next_creator(**kwargs)
-                self.made.append(variable)
-            listed_in = [name for name in graph.get_all_collection_keys()
-                         if not name.startswith('_')
-                         and any(each is variable for each in graph.get_collection_ref(name)[-1:])]
-            if not is_local(kwargs) and tf.GraphKeys.GLOBAL_VARIABLES not in listed_in:
-                sys.exit(f'The model makes {variable.op.name}, which is in no collection that is '
-                         'initialized. Use tf.metrics, not tf.keras.metrics; have other variables '
-                         'in GLOBAL_VARIABLES, too.')
-            self.listed_in[variable] = listed_in
-            self._initializers.add(variable.initializer)
-            return variable
-
-        def get(getter, name, *args, **kwargs):
-            if name not in self.names:
-                self.names.append(name)
-            found = getter(name, *args, **kwargs)
-            self._by_name.update(parts_of(found))
-            return found
-
-        with tf.variable_scope(tf.get_variable_scope(), custom_getter=get), \
-                tf.variable_creator_scope(note), \
+        self._worker, self._graph = tf.no_op().device, tf.get_default_graph()
+        with tf.variable_scope(tf.get_variable_scope(), custom_getter=self._get), \
+                tf.variable_creator_scope(self._create), \
                 self.collections.as_found(makes_variables=True) as self.collected:
             loss, metrics = collecting.call(model, batch, training=True)
         self._initializers.update(variable.initializer for variable in self.made + self.own)
@@ -91,6 +60,38 @@ class Inventory:
             self._sort(variable, uses[variable.handle.op], tables_stay_on_ps)
         if not self.trained:
             sys.exit('The model makes no trainable variable: there is nothing to train.')
+
+    def _get(self, getter, name, *args, **kwargs):
+        """Is a custom getter, see `tf.variable_scope`: notes what is asked for by name."""
+        if name not in self.names:
+            self.names.append(name)
+        found = getter(name, *args, **kwargs)
+        self._by_name.update(parts_of(found))
+        return found
+
+    def _create(self, next_creator, **kwargs):
+        """Is a variable creator, see `tf.variable_creator_scope`: notes each variable."""
+        if is_of_metric(kwargs):
+            return next_creator(**kwargs)
+        kwargs['use_resource'] = True  # a reference cannot be read in order
+        if is_local(kwargs):
+            with tf.device(self._worker):
+                variable = next_creator(**kwargs)
+            self.own.append(variable)
+        else:
+            variable = next_creator(**kwargs)
+            self.made.append(variable)
+        graph = self._graph
+        listed_in = [name for name in graph.get_all_collection_keys()
+                     if not name.startswith('_')
+                     and any(each is variable for each in graph.get_collection_ref(name)[-1:])]
+        if not is_local(kwargs) and tf.GraphKeys.GLOBAL_VARIABLES not in listed_in:
+            sys.exit(f'The model makes {variable.op.name}, which is in no collection that is '
+                     'initialized. Use tf.metrics, not tf.keras.metrics; have other variables in '
+                     'GLOBAL_VARIABLES, too.')
+        self.listed_in[variable] = listed_in
+        self._initializers.add(variable.initializer)
+        return variable
 
     def without_names(self, variables):
         """Returns those of a list of variables that `tf.get_variable` did not make."""

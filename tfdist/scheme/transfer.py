@@ -11,7 +11,9 @@ _SMALL = 2 ** 16  # bytes
 
 
 def size_of(tensors):
-    """Returns the bytes of tensors or variables, a list; their shapes are known."""
+    """Returns the bytes of tensors or variables, a list; None if a shape does not tell."""
+    if not all(each.shape.is_fully_defined() for each in tensors):
+        return None
     return sum(each.shape.num_elements() * each.dtype.base_dtype.size for each in tensors)
 
 
@@ -37,9 +39,9 @@ def _send(tensors, devices):
     """Packs small tensors of the same way and dtype into one, and unpacks it on the other side."""
     ways = collections.defaultdict(list)
     for i, (tensor, device) in enumerate(zip(tensors, devices)):
-        if isinstance(tensor, tf.Tensor) and tensor.shape.is_fully_defined():
-            if size_of([tensor]) <= _SMALL:
-                ways[tensor.device, device, tensor.dtype].append(i)
+        size = size_of([tensor]) if isinstance(tensor, tf.Tensor) else None
+        if size is not None and size <= _SMALL:
+            ways[tensor.device, device, tensor.dtype].append(i)
     sent = list(tensors)
     for (source, target, _), indices in ways.items():
         if len(indices) == 1:

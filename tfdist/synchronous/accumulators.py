@@ -70,17 +70,6 @@ class Accumulators:
                     ops.append(accumulator.apply_grad(gradient, stamp))
         return ops
 
-    def begin(self, stamp):
-        """Returns a list of ops that refuse what is older than a stamp, an int64 scalar tensor.
-
-        For accumulators from which not every step is taken, and which count only those that are.
-        """
-        ops = []
-        for accumulator in self.all:
-            with tf.device(accumulator.accumulator_ref.device):
-                ops.append(accumulator.set_global_step(stamp))
-        return ops
-
     def take(self, number, count, contributors=None):
         """Takes the mean gradients once there are enough, which begins the next step.
 
@@ -119,3 +108,19 @@ class Accumulators:
                         contributors, tf.reshape(pushes.indices, [-1])))
                 stacks.append(values)
         return stacks
+
+
+def refuse_older(all_, stamp):
+    """Returns a list of ops after which accumulators refuse what is older than a stamp.
+
+    Each counts only the steps that are taken from it, and not those of another epoch or turn.
+
+    Args:
+      all_: list of `tf.ConditionalAccumulatorBase`.
+      stamp: int64 scalar tensor.
+    """
+    ops = []
+    for accumulator in all_:
+        with tf.device(accumulator.accumulator_ref.device):
+            ops.append(accumulator.set_global_step(stamp))
+    return ops

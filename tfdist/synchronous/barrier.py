@@ -155,7 +155,7 @@ class Barrier(tf.train.SessionRunHook):
         count = self._contributions.count if self._contributions else self._number
         ready = [count] if self._contributions else []
         if self._turn:  # an accumulator counts only the steps that are taken from it
-            ready += self._accumulators.begin(self._clock.read())
+            ready += accumulators.refuse_older(self._accumulators.all, self._clock.read())
         with tf.control_dependencies(ready):
             means = self._accumulators.take(
                 self._number, count, self._contributions and self._contributions.workers)

@@ -1,6 +1,7 @@
 """The entrance to a barrier: a chief that begins clears what is left, and then lets workers in."""
 
 from tfdist.scheme import volatile_table
+from tfdist.synchronous import accumulators
 from tfdist.start.quiet import tf
 
 
@@ -13,28 +14,28 @@ class Entrance:
     pushed is removed, what is still on its way is too old, and all push again.
     """
 
-    def __init__(self, accumulators, clock, release):
+    def __init__(self, every, clock, release):
         """Makes the ops.
 
         Args:
-          accumulators: list of `tf.ConditionalAccumulatorBase` of the pushes.
+          every: list of `tf.ConditionalAccumulatorBase` of the pushes.
           clock: `stamps.Clock`.
           release: function that returns a list of ops that let all workers go on in the new epoch
             that wait in the one before.
         """
         key = tf.constant(0, tf.int64)
         stamp = clock.read_next_epoch()
-        devices = {each.accumulator_ref.device for each in accumulators} | {stamp.device}
+        devices = {each.accumulator_ref.device for each in every} | {stamp.device}
         tables = [volatile_table.VolatileTable('entrance', device, default=0)
                   for device in sorted(devices)]
         self._opened = [table.read(key) for table in tables]
         self._open = [table.write(key, key + 1) for table in tables]
-        self._pushed, self._take, self._refuse_older = [], [], []
-        for accumulator in accumulators:
+        self._pushed, self._take = [], []
+        for accumulator in every:
             with tf.device(accumulator.accumulator_ref.device):
                 self._pushed.append(accumulator.num_accumulated())
                 self._take.append(_take(accumulator))
-                self._refuse_older.append(accumulator.set_global_step(stamp))
+        self._refuse_older = accumulators.refuse_older(every, stamp)
         with tf.control_dependencies(self._refuse_older):  # whoever begins now is not refused
             begin = clock.begin_epoch()
         with tf.control_dependencies([begin]):
