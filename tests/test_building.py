@@ -223,8 +223,8 @@ def plain(function, steps=STEPS):
         return losses, session.run(tf.global_variables())
 
 
-def scheme_of(folder, model, **changes):
-    """Returns the scheme of a folder with one worker, on a model, and its network."""
+def scheme_of(folder, model, num_workers=1, **changes):
+    """Returns the scheme of a folder's worker 0, on a model, and its network."""
     program = load_program(folder)
     window = SERIAL.get(folder, 1)
     changes = dict(dict(communication_window=window, n_fetch=1, n_push=1, batch_size=BATCH),
@@ -235,7 +235,8 @@ def scheme_of(folder, model, **changes):
     hparams.learning_rate, hparams.lambda_0 = RATE, 0.
     drawn = model.train_batches(hparams.batch_size, program.Scheme.batches(hparams))
     network = building.Network(model, drawn, tables_stay_on_ps=program.Scheme.tables_stay_on_ps)
-    return program.Scheme(network, tf.train.get_or_create_global_step(), hparams, 0, 1), network
+    return program.Scheme(
+        network, tf.train.get_or_create_global_step(), hparams, 0, num_workers), network
 
 
 @pytest.fixture
@@ -674,6 +675,25 @@ def test_the_test_uses_what_was_learnt():
     assert after == pytest.approx({'off': np.abs(wrong).mean(), 'loss': (wrong ** 2).mean()},
                                   rel=1e-4)
     assert after['loss'] < before['loss'] and list(after) == ['off', 'loss']
+
+
+@pytest.mark.usefixtures('here')
+@pytest.mark.parametrize('folder', ['HogWild', 'AGN', 'AEASGD'])
+def test_a_worker_of_several_moves_state_by_its_share(folder):
+    """Whole changes of all, each from a value that was read before the others', would overshoot."""
+    moved = {}
+    for num_workers in 1, 4:
+        with tf.Graph().as_default(), tf.Session() as session:
+            scheme, _ = scheme_of(folder, a_model(with_batch_norm), num_workers,
+                                  communication_window=3)
+            state = [each for each in tf.global_variables() if 'moving' in each.name]
+            begin(session)
+            session.run(tf.local_variables_initializer())
+            before = session.run(state)
+            session.run(scheme.train_op)
+            moved[num_workers] = np.subtract(session.run(state), before)
+    np.testing.assert_allclose(moved[4], moved[1] / 4, rtol=1e-4)
+    assert np.abs(moved[1]).min() > 0
 
 
 @pytest.mark.usefixtures('here')
