@@ -84,6 +84,20 @@ class Own:
         self._turn(worker, part)
         return part(values)
 
+    def settle(self, worker, part, places, values):
+        """Has a worker keep what a push that one made for all assigns.
+
+        Args:
+          worker: int.
+          part: `Part` that returns what is assigned.
+          places: list of ints, the places of that.
+          values: dict by name of what may be fed.
+        """
+        results, kept = part.run_for(dict(values), self.of(worker))
+        self._kept[worker] = kept = list(kept)
+        for place, value in zip(places, results):
+            kept[place] = value
+
     def _turn(self, worker, part):
         """Loads what a worker keeps into the variables if a `Part` uses them."""
         if self._whose != worker and part.ops.intersection(self._handles):
