@@ -130,10 +130,9 @@ class Worker:
         self._variables = network.variables
         self._indices = cut(self._variables, self.fragments)
         with tf.device(scheme.worker_device(scheme.task_index)):
-            values = [variable.read_value() for variable in self._variables]
             self.replica, self._center = (
-                [exchange.own_variable(value, f'{name}/{variable.op.name}')
-                 for value, variable in zip(values, self._variables)]
+                [exchange.own_variable(variable.read_value(), f'{name}/{variable.op.name}')
+                 for variable in self._variables]
                 for name in ('replica', 'center'))
         self.beginning = self._make_beginning(network)
 

@@ -16,6 +16,7 @@ from tfdist.scheme.toy import Problem
 from tfdist.training import traffic
 
 from conftest import load_program
+import parts
 from processes import ROOT
 import test_compression
 from test_compression import NAMES, size_of
@@ -240,6 +241,13 @@ def test_a_simulated_ring_of_all_elements_has_the_bits_of_the_plain_one(simulate
         'Ring-AllReduce', 2, train_steps=20, step='lognormal:1ms:1',
         changes=dict(compression=name)).player.center()] for name in ('none', 'topk:1')]
     assert values[0] == values[1]
+
+
+def test_state_that_cannot_be_fed_is_refused_in_a_simulated_ring(simulated, monkeypatch):
+    """The push that is made for all would change it for all."""
+    monkeypatch.setattr(parts, 'only_reads_and_assigns', lambda *_: False)
+    with pytest.raises(SystemExit, match='^The model keeps state of a worker in local [^\n]*$'):
+        simulated('Ring-AllReduce', 2, changes=dict(compression='sign'))
 
 
 # What is said, and what is refused.
