@@ -84,19 +84,20 @@ class Own:
         self._turn(worker, part)
         return part(values)
 
-    def settle(self, worker, part, places, values):
-        """Has a worker keep what a push that one made for all assigns.
+    def settle(self, worker, part, read, assigned):
+        """Has a worker keep what follows for it from a push that another one made for all.
 
         Args:
           worker: int.
-          part: `Part` that returns what is assigned.
-          places: list of ints, the places of that.
-          values: dict by name of what may be fed.
+          part: `Part`.
+          read: dict by tensor's name, the places of what it is fed.
+          assigned: list of ints, the places of what it returns.
         """
-        results, kept = part.run_for(dict(values), self.of(worker))
-        self._kept[worker] = kept = list(kept)
-        for place, value in zip(places, results):
+        kept = list(self.of(worker))
+        results = part({name: kept[place] for name, place in read.items()})
+        for place, value in zip(assigned, results):
             kept[place] = value
+        self._kept[worker] = kept
 
     def _turn(self, worker, part):
         """Loads what a worker keeps into the variables if a `Part` uses them."""

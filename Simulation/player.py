@@ -285,8 +285,8 @@ class Player:
         """
         sent = np.stack([one.pushed[0][0] for one in several])
         figures = self._push(0, several[0], 0, {self.scheme.gathered.name: sent})
-        for worker, one in enumerate(several[1:], 1):  # the center is that of all
-            self._own.settle(worker, *self._parts[0].others_keep, one.fed)
+        for worker in range(1, len(several)):  # the center is that of all
+            self._own.settle(worker, *self._parts[0].others_keep)
         return figures
 
     def complete(self, step=0):

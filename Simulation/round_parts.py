@@ -53,8 +53,9 @@ class RoundParts:
       push: list of Part.
       arrived, figures: lists by push of lists of strings, names of what is fed and of the results.
       stamps, sums: lists of strings, names of what is fed.
-      others_keep: Part that returns what a push for all workers of a ring assigns to what each of
-        the others keeps, and the list of the places of that, see `own`; None if each pushes.
+      others_keep: for a ring in which one push is made for all workers: Part that returns what each
+        of the others keeps after it, dict by name of the places that are fed to it, and list of the
+        places that it returns, see `own`; None if each worker pushes.
     """
 
     center = complete = others_keep = None
@@ -172,9 +173,11 @@ class RoundParts:
             self.complete = part([scheme.complete])
         if scheme.gathered is not None:
             (fetches, fed), = self.pushing
-            assigned = parts.planned(fetches, fed, places)[3]
-            self.others_keep = (part([tensor for tensor, _ in assigned], fed),
-                                [place for _, place in assigned])
+            _, _, reads, assigned = parts.planned(fetches, fed, places)
+            # Without the push itself, on which what is read waits.
+            self.others_keep = (
+                Part(session, [tensor for tensor, _ in assigned], [tensor for tensor, _ in reads]),
+                {tensor.name: place for tensor, place in reads}, [place for _, place in assigned])
 
     def bytes_of(self, pull, center):
         """Returns the sizes of the tensors of a `_Pull`, a list of ints; see `Round.pull_bytes`."""
