@@ -10,6 +10,11 @@ from tfdist.training import checkpoints, evaluation
 from tfdist.start.quiet import tf
 
 
+def words(number, distance):
+    """Returns what is said before a test; the arguments are what `Mean.form` returns."""
+    return f'tests the mean of {number} replicas, consensus distance {distance:.3g}'
+
+
 class Mean:
     """The mean, in variables of worker 0 of its own: the replicas go on meanwhile.
 
@@ -19,6 +24,7 @@ class Mean:
     worker that does not answer, or has not begun, is left out, and a line says so.
 
     Attributes:
+      of: list of `tf.Variable`, what it is the mean of: the trained variables, and their averages.
       tested: list of tensors to take the place of the trained variables in a test.
       values: list of arrays, the mean that was formed last.
     """
@@ -33,19 +39,19 @@ class Mean:
         self._workers, self._name, self.values = workers, 'worker 0', []
         self._trained = len(network.variables)
         averages = network.averages.variables if network.averages else []
-        self._of = [*network.variables, *averages]
+        self.of = [*network.variables, *averages]
         self._means = [exchange.own_variable(variable.read_value(), f'mean/{variable.op.name}')
-                       for variable in self._of]
+                       for variable in self.of]
         self._given = [tf.placeholder(variable.dtype.base_dtype, variable.shape)
-                       for variable in self._of]
+                       for variable in self.of]
         self._put = exchange.assign(self._means, self._given)
-        self._take_over = exchange.assign(self._of, [mean.read_value() for mean in self._means])
+        self._take_over = exchange.assign(self.of, [mean.read_value() for mean in self._means])
         self.tested = [mean.read_value() for mean in self._means][-self._trained:]
 
     def saved(self):
         """Returns what a checkpoint has: a dict by name of all global variables, or their means."""
         found = {variable.op.name: variable for variable in tf.global_variables()}
-        found.update((variable.op.name, mean) for variable, mean in zip(self._of, self._means))
+        found.update((variable.op.name, mean) for variable, mean in zip(self.of, self._means))
         return found
 
     def form(self, session):
@@ -55,9 +61,13 @@ class Mean:
           How many replicas it is of, an int; and the consensus distance, a float: the mean over
           them of the squared distance from their mean.
         """
-        replicas = [session.run(self._of)]
+        replicas = [session.run(self.of)]
         if self._workers[0].stage():  # else the others have nothing yet
             replicas += [values for values in map(self._replica, self._others()) if values]
+        return self.form_of(session, replicas)
+
+    def form_of(self, session, replicas):
+        """Forms the mean of replicas, a list of lists of arrays; otherwise as `form`."""
         means = [np.mean([np.asarray(each, float) for each in values], axis=0)
                  for values in zip(*replicas)]
         session.run(self._put, dict(zip(self._given, means)))
@@ -73,7 +83,7 @@ class Mean:
     def _replica(self, worker):
         """Returns the replica of a worker, a list of arrays; None if it is left out."""
         stage = worker.stage()
-        values = worker.values(self._of) if stage else None
+        values = worker.values(self.of) if stage else None
         if values is None:
             console.say(self._name, f'the mean is without worker {worker.index}, which '
                         + (f'does not answer ({worker.link.silence})' if worker.link.silence else
@@ -119,7 +129,5 @@ class Test(evaluation.Test):
 
     def run(self, session):
         """See `evaluation.Test`."""
-        number, distance = self._mean.form(session)
-        console.say('worker 0', f'tests the mean of {number} replicas, consensus distance '
-                    f'{distance:.3g}')
+        console.say('worker 0', words(*self._mean.form(session)))
         return super().run(session)

@@ -2,12 +2,11 @@
 
 import threading
 
-import numpy as np
-
 from tfdist.scheme import transfer
 from tfdist.start import console
 from tfdist.start.quiet import tf
 import others
+import topology
 
 _LOOK_EVERY_SECS = 1
 
@@ -28,28 +27,44 @@ def exchange(variables, before, worker, partner):
       partner: int, the other one.
     """
     mine = [others.read(variable, worker) for variable in variables]
-    theirs = [others.handle_of(variable, partner) for variable in variables]
+    here, there = ([others.handle_of(variable, place) for variable in variables]
+                   for place in (worker, partner))
     with tf.device(others.device_of(partner)):
         arrived = [tf.identity(value) for value in transfer.to_worker(mine)]
-
-        def add_half():
-            halves = []
-            for handle, value in zip(theirs, arrived):
-                now = tf.raw_ops.ReadVariableOp(resource=handle, dtype=value.dtype)
-                halves.append((value - now) / 2)
-            added = [tf.raw_ops.AssignAddVariableOp(resource=handle, value=half)
-                     for handle, half in zip(theirs, halves)]
-            with tf.control_dependencies(added):
-                return [tf.identity(half) for half in halves]
-
-        with tf.control_dependencies(arrived):
-            halves = tf.CriticalSection(shared_name='replica').execute(add_half)
+        halves = add_half(there, arrived)
     with tf.device(others.device_of(worker)):
-        back = transfer.to_worker(halves)
-        subtracted = [tf.raw_ops.AssignSubVariableOp(
-            resource=others.handle_of(variable, worker), value=half)
-            for variable, half in zip(variables, back)]
+        subtracted = subtract(here, transfer.to_worker(halves))
     return tf.group(keep(variables, before, worker, mine), *subtracted)
+
+
+def add_half(handles, arrived):
+    """Makes the partner's side of an exchange: adds half of the difference to its replica.
+
+    Args:
+      handles: list of handles of the partner's variables.
+      arrived: list of tensors, the replica of the other worker.
+
+    Returns:
+      List of tensors, the halves.
+    """
+    def add():
+        halves = []
+        for handle, value in zip(handles, arrived):
+            now = tf.raw_ops.ReadVariableOp(resource=handle, dtype=value.dtype)
+            halves.append((value - now) / 2)
+        added = [tf.raw_ops.AssignAddVariableOp(resource=handle, value=half)
+                 for handle, half in zip(handles, halves)]
+        with tf.control_dependencies(added):
+            return [tf.identity(half) for half in halves]
+
+    with tf.control_dependencies(arrived):
+        return tf.CriticalSection(shared_name='replica').execute(add)
+
+
+def subtract(handles, halves):
+    """Returns a list of ops, the other side of an exchange; see `add_half`."""
+    return [tf.raw_ops.AssignSubVariableOp(resource=handle, value=half)
+            for handle, half in zip(handles, halves)]
 
 
 def keep(variables, before, worker, values=None):
@@ -88,7 +103,7 @@ class Pairs:
           answer_secs: float, how long an exchange may take.
         """
         self._workers, self._me = workers, me
-        self._random = np.random.RandomState([seed, me])
+        self._draw = topology.Draw(seed, me)
         self.ops, self._links = {}, {}
         self._there, self._lost, self._closed = set(), set(), threading.Event()
         for worker in [me, *partners]:
@@ -109,7 +124,7 @@ class Pairs:
         """Exchanges with one of the partners that answer; alone, only keeps the replica."""
         there = sorted(self._there)
         while there:
-            partner = there[self._random.randint(len(there))]
+            partner = self._draw(there)
             if self.exchange_with(partner):
                 return
             there.remove(partner)

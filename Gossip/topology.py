@@ -1,6 +1,8 @@
-"""Who is whose neighbour: the workers form a ring; and who of a pair starts an exchange."""
+"""Who is whose neighbour in the ring of workers; who starts exchanges, and with whom."""
 
 import sys
+
+import numpy as np
 
 
 def neighbours_of(worker, num_workers):
@@ -16,6 +18,17 @@ def partners_of(worker, num_workers, roles):
     if roles == 'bipartite' and worker % 2:
         return []
     return neighbours_of(worker, num_workers)
+
+
+class Draw:
+    """Draws the partners of a worker's exchanges at random, by `seed` and `worker`, two ints."""
+
+    def __init__(self, seed, worker):
+        self._random = np.random.RandomState([seed % 2 ** 32, worker])
+
+    def __call__(self, there):
+        """Returns one of a sorted list of partners that answer."""
+        return there[self._random.randint(len(there))]
 
 
 def check(roles, num_workers):

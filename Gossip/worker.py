@@ -66,7 +66,7 @@ class Scheme(seam.Seam):
 
     tables_stay_on_ps = False  # a replica is whole
     not_recorded = 'there is no center that is pulled and pushed'
-    not_simulated = 'each worker has variables of its own, and changes those of others'
+    not_compared = 'there is no center, only a mean of replicas that no worker has'
 
     def local_steps_per_count(self, hparams):
         return self.num_workers
@@ -95,8 +95,6 @@ class Scheme(seam.Seam):
     def mix(self, x, task_index, neighbours):
         """Sends x to the neighbours, and returns the mean of x and of what they send in this step.
 
-        A queue is in the memory of the receiver, for one pair in one direction. It holds one
-        element: to send in step t waits only until the neighbour has received that of step t - 1.
         All add in the order of the workers: so a mean of all is the same on all, bit for bit.
 
         Args:
@@ -104,19 +102,30 @@ class Scheme(seam.Seam):
           task_index: int, this worker.
           neighbours: list of ints.
         """
+        if not neighbours:
+            return x
+        sends, parts = self.swap(x, task_index, neighbours)
+        parts[task_index] = x
+        with tf.control_dependencies(sends):
+            return [functools.reduce(tf.add, values) / len(parts)  # add_n may change the order
+                    for values in zip(*[parts[each] for each in sorted(parts)])]
+
+    def swap(self, x, task_index, neighbours):
+        """Sends x to the neighbours, and receives what they send in this step.
+
+        A queue is in the memory of the receiver, for one pair in one direction. It holds one
+        element: to send in step t waits only until the neighbour has received that of step t - 1.
+
+        Returns:
+          List of ops that send; and a dict by neighbour of lists of tensors. See `mix`.
+        """
         def queue(sender, receiver):
             with tf.device(self.worker_device(receiver)), tf.device('/device:CPU:0'):
                 return tf.FIFOQueue(1, [value.dtype for value in x], [value.shape for value in x],
                                     shared_name=f'x_{sender}_to_{receiver}')
 
-        if not neighbours:
-            return x
-        sends = [queue(task_index, each).enqueue(x) for each in neighbours]
-        parts = {each: tf.nest.flatten(queue(each, task_index).dequeue()) for each in neighbours}
-        parts[task_index] = x
-        with tf.control_dependencies(sends):
-            return [functools.reduce(tf.add, values) / len(parts)  # add_n may change the order
-                    for values in zip(*[parts[each] for each in sorted(parts)])]
+        return ([queue(task_index, each).enqueue(x) for each in neighbours],
+                {each: tf.nest.flatten(queue(each, task_index).dequeue()) for each in neighbours})
 
 
 def watch(resolver):

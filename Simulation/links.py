@@ -1,7 +1,8 @@
 """Links: how long messages travel, with latency, bandwidth and queues.
 
 Each worker has a link of its own. All workers share the link of a ps, which is a queue in each
-direction, and the time of the ps for updates, another queue: first come, first served.
+direction, and the time of the ps for updates, another queue: first come, first served. Without a ps
+workers form a ring, or send to each other as they like.
 """
 
 import functools
@@ -163,6 +164,50 @@ class Ring:
     def shares(self):
         """See `Star`; there is no ps."""
         return {}
+
+    def most_in_line(self):
+        """See `Star`; there is no ps."""
+        return None
+
+
+class Mesh:
+    """Workers that send to each other: each has a link of its own, and there is no ps.
+
+    What travels passes the link out of one worker and the one into the other, each a queue. It then
+    takes the latency of that one of the two which has more.
+
+    Attributes:
+      into, out: lists of `clock.Queue` by worker: its link in each direction.
+      sent: float, the bytes of all tensors that have left so far.
+      ignores: see `Star`.
+    """
+
+    ignores = 'ps', 'ps_bandwidth', 'update', 'hop', 'hop_work'
+
+    def __init__(self, clock, cluster, scale=1):
+        """See `Star`."""
+        self._clock, self._scale, self.sent, workers = clock, scale, 0., range(cluster.workers)
+        self.into, self.out = ([Queue(clock) for _ in workers] for _ in range(2))
+        self._latencies, self._bandwidths = (
+            [cluster.of(name, worker) for worker in workers] for name in ('latency', 'bandwidth'))
+
+    def latency(self, worker, other):
+        """Returns when a message arrives that now leaves one of two workers for the other one."""
+        return self._clock.now + max(self._latencies[worker], self._latencies[other])
+
+    def to(self, worker, other, sizes):
+        """A process: tensors of some sizes, a list of ints, travel from a worker to another one."""
+        size = self._scale * sum(sizes)
+        self.sent += size
+        yield max(self.out[worker].serve(size / self._bandwidths[worker]),
+                  self.into[other].serve(size / self._bandwidths[other]))
+        yield self.latency(worker, other)
+
+    def shares(self):
+        """See `Star`: the share for which a link was busy, the mean of all, in both directions."""
+        queues = [*self.into, *self.out]
+        time = self._clock.now * len(queues) or 1
+        return {'links': sum(queue.busy() for queue in queues) / time}
 
     def most_in_line(self):
         """See `Star`; there is no ps."""

@@ -76,6 +76,10 @@ class Own:
         if self.places:
             self._kept[worker] = computation
 
+    def values(self, worker):
+        """Returns all that a worker keeps where that is loaded, a list of arrays not to change."""
+        return self._take({}) if self._whose == worker else self._kept[worker]
+
     def run(self, worker, part, values):
         """Runs a `Part` for a worker; returns the list of results."""
         if self.places:
@@ -101,7 +105,12 @@ class Own:
 
     def _turn(self, worker, part):
         """Loads what a worker keeps into the variables if a `Part` uses them."""
-        if self._whose != worker and part.ops.intersection(self._handles):
+        if part.ops.intersection(self._handles):
+            self.turn_to(worker)
+
+    def turn_to(self, worker):
+        """Loads what a worker keeps into the variables."""
+        if self._whose != worker:
             self._put_away()
             self._load(self._kept.pop(worker))
             self._whose = worker

@@ -66,6 +66,10 @@ class Record:
             self._bar.clear()
             console.say(self._name, words)
 
+    def remark(self, words):
+        """Prints a line that is not of the record itself."""
+        self._say(words)
+
     def phase(self, worker, what, began, ended):
         """Records that a worker did one of the _PHASES from one time to another."""
         self.seconds[what] += ended - began
@@ -91,6 +95,11 @@ class Record:
             self._say_line()
         if self._reached:
             self._reached(step)
+
+    @property
+    def train_steps(self):
+        """The global step at which training ends, an int."""
+        return self._train_steps
 
     def goes_on(self):
         """Returns whether steps are left to train and training has not diverged."""

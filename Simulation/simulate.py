@@ -24,6 +24,7 @@ import lives
 from player import Player
 from record import Record
 import replay
+import replicas
 import schemes
 import shards
 import timeline
@@ -91,6 +92,8 @@ def make_player(program, number, elastic=False, of_model=shards.of_model):
     """
     if hasattr(program, 'clients'):  # the module of the folder: whose examples are not a worker's
         return turns.of_program(program, FLAGS, number)
+    if hasattr(program, 'pairs'):  # workers have replicas, and there is no center
+        return replicas.of_program(program, FLAGS, number)
     scheme = program.Scheme
     reason = scheme.why_not_simulated(FLAGS)
     if reason:

@@ -431,12 +431,6 @@ def test_flags_that_do_not_go_together(monkeypatch, changes, num_workers, compla
         program.check(num_workers)
 
 
-def test_it_is_not_simulated(programs):
-    run = programs.start([sys.executable, 'Simulation/simulate.py', '--scheme=Gossip'],
-                         cwd=load_program.__globals__['ROOT'])
-    run.fails('^--scheme=Gossip: it is not simulated: each worker has variables of its own')
-
-
 # Real processes.
 
 @pytest.fixture

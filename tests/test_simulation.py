@@ -1125,7 +1125,7 @@ def test_the_program(simulate, tmp_path):
 @pytest.mark.parametrize('arguments, complaint', [
     ([], '--scheme= is missing: one of AEAMSGD, '),
     (['--scheme=Nobody'], '--scheme=Nobody: there is no such folder. There are AEAMSGD, '),
-    (['--scheme=Gossip'], '--scheme=Gossip: it is not simulated: '),
+    (['--scheme=Gossip', '--workers=3', '--roles=bipartite'], '--roles=bipartite needs an even '),
     (['--scheme=In-Graph-Replication'], '--scheme=In-Graph-Replication: it has no worker.py '),
     (['--scheme=AGN', '--workers=-3'], '--workers: -3 is no number '),
     (['--scheme=AGN', '--hop_work=1ms'], '--hop_work: without --cores nobody shares '),

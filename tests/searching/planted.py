@@ -268,25 +268,25 @@ PLANTS = {
         [('return bool(board) and (', 'return False and (')]),
     'the average is assigned': Plant(
         'A worker sets its replica to the average, whatever has come to it meanwhile.', *_EXCHANGE,
-        [('AssignSubVariableOp(', 'AssignVariableOp('),
-         ('value=half)\n            for variable, half in zip(variables, back)]',
-          'value=value - half)\n'
-          '            for variable, half, value in zip(variables, back, mine)]')]),
+        [('subtracted = subtract(here, transfer.to_worker(halves))',
+          'subtracted = [tf.raw_ops.AssignVariableOp(resource=handle, value=value - half)\n'
+          '                      for handle, half, value in zip('
+          'here, transfer.to_worker(halves), mine)]')]),
     'two sections': Plant(
         'A worker keeps others from its replica while it waits for its partner.', *_EXCHANGE,
-        [("halves = tf.CriticalSection(shared_name='replica').execute(add_half)",
-          "with tf.device(others.device_of(worker)):\n"
-          "                lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(\n"
-          "                    shared_name='replica'))\n"
-          "            with tf.control_dependencies([lock.op]):\n"
-          "                halves = tf.CriticalSection(shared_name='replica').execute(add_half)\n"
-          "            with tf.device(others.device_of(worker)), tf.control_dependencies(halves):\n"
-          "                release = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)\n"
-          "            with tf.control_dependencies([release]):\n"
-          "                halves = [tf.identity(half) for half in halves]")]),
+        [('halves = add_half(there, arrived)',
+          "with tf.device(others.device_of(worker)), tf.control_dependencies(arrived):\n"
+          "            lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(\n"
+          "                shared_name='replica'))\n"
+          "        with tf.control_dependencies([lock.op]):\n"
+          "            halves = add_half(there, arrived)\n"
+          "        with tf.device(others.device_of(worker)), tf.control_dependencies(halves):\n"
+          "            release = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)\n"
+          "        with tf.control_dependencies([release]):\n"
+          "            halves = [tf.identity(half) for half in halves]")]),
     'read outside': Plant(
-        'The partner is read before its section is entered.', *_EXCHANGE,
-        [("tf.CriticalSection(shared_name='replica').execute(add_half)", 'add_half()')]),
+        'The partner is read before its section is entered.', *_EXCHANGE[:2], 'add_half',
+        [("tf.CriticalSection(shared_name='replica').execute(add)", 'add()')]),
     'admitted first': Plant(
         'A push is admitted before all of it is on the ps.', _ROUNDS, _FEDAVG.Scheme, '_make_push',
         [('with tf.control_dependencies(self.kept.keep(arrived, ticket)):',
