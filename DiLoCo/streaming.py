@@ -20,7 +20,7 @@ import sys
 
 from absl import flags
 from tfdist.data import batches
-from tfdist.scheme import exchange, graphs, schedule, transfer
+from tfdist.scheme import exchange, graphs, schedule, seam, transfer
 from tfdist.synchronous import barrier, stamps
 from tfdist.start.quiet import tf
 
@@ -93,9 +93,9 @@ def make(scheme, *args):
     """
     worker = Worker(scheme, *args)
     worker.make(scheme, scheme.network, 0)
-    scheme.hooks = scheme.hooks + [worker.begin]
+    scheme.hooks = scheme.hooks + [Begin(worker.beginning)]
     scheme.others = [_OfFragment(scheme, worker, i) for i in range(1, worker.fragments)]
-    scheme.replica = worker.replica
+    scheme.replica, scheme.beginning = worker.replica, worker.beginning
 
 
 class Worker:
@@ -104,7 +104,7 @@ class Worker:
     Attributes:
       fragments: int, how many there are.
       replica: list of `tf.Variable` on the worker, x.
-      begin: `Begin`.
+      beginning: `seam.Beginning`: the center is read, and local steps of the delay are made.
       global_step, hparams: as given.
     """
 
@@ -130,26 +130,28 @@ class Worker:
         self._variables = network.variables
         self._indices = cut(self._variables, self.fragments)
         with tf.device(scheme.worker_device(scheme.task_index)):
-            values = [variable.read_value() for variable in self._variables]
             self.replica, self._center = (
-                [exchange.own_variable(value, f'{name}/{variable.op.name}')
-                 for value, variable in zip(values, self._variables)]
+                [exchange.own_variable(variable.read_value(), f'{name}/{variable.op.name}')
+                 for variable in self._variables]
                 for name in ('replica', 'center'))
-        self.begin = Begin(self._make_begin(network))
+        self.beginning = self._make_beginning(network)
 
-    def _make_begin(self, network):
-        """Returns the op that a worker runs when it begins."""
-        step, *values = exchange.pull(self._variables, self.global_step)
-        center = x = transfer.to_worker(values)
-        keep = [exchange.assign(self._center, center)]
+    def _make_beginning(self, network):
+        """Returns the `seam.Beginning`."""
+        pull = step, *values = exchange.pull(self._variables, self.global_step)
+        # What is read, and each that is kept, are tensors of their own, to be fed and fetched.
+        center = [tf.identity(value) for value in transfer.to_worker(values)]
+        x, keep = [tf.identity(value) for value in center], []
         if self._delay:
             network = network.again(count=self._delay * network.pace.accumulate)
             rule = self._rule.again()
             rule.pulled(step, self._number)
             x, _ = _train(network, rule, x, self._delay)
             network.finish()
-            keep += [rule.keep()] + ([network.own.push()] if network.own else [])
-        return tf.group(exchange.assign(self.replica, x), *keep)
+            keep = [rule.keep()] + ([network.own.push()] if network.own else [])
+        keep += [exchange.assign(self.replica, x), exchange.assign(self._center, center)]
+        with tf.control_dependencies(keep):
+            return seam.Beginning(pull, {'global_step': tf.identity(step)})
 
     def make(self, scheme, network, fragment):
         """Makes the parts of the runs that exchange a fragment.
@@ -163,7 +165,7 @@ class Worker:
         variables = [self._variables[i] for i in indices]
         center = [self._center[i] for i in indices]
         scheme.own = [*self.replica, *self._center, *rule.own]
-        scheme.pull = exchange.pull(variables, self.global_step)
+        scheme.fragment, scheme.pull = indices, exchange.pull(variables, self.global_step)
         rule.pulled(scheme.pull[0], self._number, self._delay)
         x, figures = _train(network, rule, [variable.read_value() for variable in self.replica],
                             self._steps - self._delay)
@@ -180,7 +182,8 @@ class Worker:
         # thread may make them all before it packs that.
         with tf.control_dependencies(_leaving(scheme.barrier.push)):
             x, more = _train(network, rule, [tf.identity(value) for value in x], self._delay)
-        found = transfer.to_worker(completed[1:])
+        # The center as read is to be fed: nothing but these may wait for that.
+        found = [tf.identity(value) for value in transfer.to_worker(completed[1:])]
         for i, value in zip(indices, found):
             x[i] = self._alpha * x[i] + (1 - self._alpha) * value
         with tf.control_dependencies(found):  # a run whose exchange fails leaves no trace
@@ -201,13 +204,13 @@ class Begin(tf.train.SessionRunHook):
     It comes after the barrier among the hooks: by then the worker has joined.
     """
 
-    def __init__(self, op):
-        """Takes the op to run."""
-        self._op = op
+    def __init__(self, beginning):
+        """Takes a `seam.Beginning`."""
+        self._beginning = beginning
 
     def after_create_session(self, session, coord):
         with batches.failures():
-            session.run(self._op)
+            session.run(self._beginning.computed)
 
 
 class _OfFragment(barrier.Synchronous):

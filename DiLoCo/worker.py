@@ -66,12 +66,6 @@ class Scheme(barrier.Synchronous):
     def local_steps(hparams):
         return streaming.local_steps(hparams)
 
-    @staticmethod
-    def why_not_simulated(hparams):
-        if streaming.is_asked_for(hparams):
-            return 'workers keep values of their own, and train while a fragment is exchanged'
-        return None
-
     def at(self, step):
         return [self, *self.others][step % (1 + len(self.others))]
 

@@ -51,13 +51,6 @@ class Scheme(barrier.Synchronous):
 
     _has_told = False
 
-    @staticmethod
-    def why_not_simulated(hparams):
-        """See `seam.Seam`."""
-        if from_step(hparams):
-            return 'with --local_sgd_from_step its runs are not all the same'
-        return None
-
     def local_steps_per_count(self, hparams):
         """See `seam.Seam`."""
         begin, whole = from_step(hparams), super().local_steps_per_count(hparams)
@@ -89,7 +82,7 @@ class Scheme(barrier.Synchronous):
             figures.append(of_batch)
             if from_step(hparams) and not self.others:
                 push()
-                self.others = [self.so_far(local_steps=tf.constant(1))]
+                self.others = [self.so_far(1)]
         push()
         self._from_step, self._window = from_step(hparams), len(figures)
 

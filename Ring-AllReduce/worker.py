@@ -195,8 +195,10 @@ class Scheme(seam.Seam):
     @staticmethod
     def why_not_simulated(hparams):
         """See `seam.Seam`."""
-        if compression.is_asked_for(hparams):
-            return 'in a simulated ring sums go around once in a step, and nothing that is encoded'
+        if compression.is_asked_for(hparams) and powersgd.rank_of(hparams):
+            return 'in a simulated ring one sum goes around in a step, and thin factors take two'
+        if compression.is_asked_for(hparams) and hparams.implementation == 'collective':
+            return "--compression does not go with TensorFlow's own all-reduce"
         return None
 
     def make(self, network, global_step, hparams, task_index, num_workers):
@@ -254,9 +256,11 @@ class Scheme(seam.Seam):
     def _of_all(self, vector):
         """Returns a vector of each worker, [num_workers, n] for an [n] tensor, in their order."""
         if self._exchange:
-            return self._exchange.gathered(vector, self._following())
-        with self._place.own_queues():
-            return self._by_queues().gather(vector)
+            self.gathered = self._exchange.gathered(vector, self._following())
+        else:
+            with self._place.own_queues():
+                self.gathered = self._by_queues().gather(vector)
+        return self.gathered
 
 
 def train_in_a_ring(place, resolver, server, run, attempt=None, stop_watching=None):

@@ -69,7 +69,14 @@ class Silent:
     source = None
 
     def __init__(self, player):
-        """Looks at one round of a `player.Player`."""
+        """Looks at one round of a `player.Player`.
+
+        Raises:
+          SystemExit: if not all of its rounds are the same, or exchange while they compute.
+        """
+        if player.scheme.others or player.scheme.beginning:
+            sys.exit('with these flags not all rounds are the same, or they exchange while they '
+                     'compute: the clock alone does not tell')
         self.scheme, self.hparams, self.pushes = player.scheme, player.hparams, player.pushes
         self.pushes_first, self.parameters = player.pushes_first, player.parameters
         player.begin(0)
@@ -77,14 +84,15 @@ class Silent:
             player.source.begin(0)
             player.source.take(0)
         one, self._pulls = None, []
-        for piece in player.pieces:
+        pieces, = player.pieces
+        for piece in pieces:
             if piece.what == 'pulls':
                 one = player.compute(0, one, piece.number)
                 self._pulls.append(one.pull_bytes)
         self._ready = _Ready([[_Bytes(size) for size in one.push_bytes(number)]
                               for number in range(self.pushes)])
-        self._pieces, self._built = player.pieces, sum(
-            piece.local_steps for piece in player.pieces if piece.what == 'pushes')
+        self._pieces, self._built = pieces, sum(
+            piece.local_steps for piece in pieces if piece.what == 'pushes')
         self.begin_with(self._built, 1)
 
     @property
@@ -99,8 +107,8 @@ class Silent:
 
     def begin_with(self, window, workers):
         """Begins anew, with other numbers of local steps in a round and of workers."""
-        self.pieces = [piece._replace(local_steps=piece.local_steps * window // self._built)
-                       for piece in self._pieces]
+        self.pieces = [[piece._replace(local_steps=piece.local_steps * window // self._built)
+                        for piece in self._pieces]]
         self.step, self._clocks = 0, np.full(workers, _ABSENT, np.int64)
 
     def begin(self, worker):
@@ -121,7 +129,11 @@ class Silent:
         self._clocks[worker] += 1
         return {'global_step': self.step, **({} if self.scheme.sums else {'staleness': late})}
 
-    def complete(self):
+    def push_gathered(self, several):
+        """See `player.Player`."""
+        return self.push(0, several[0])
+
+    def complete(self, step=0):
         """See `player.Player`."""
         self.step += 1
         return self.step

@@ -6,6 +6,7 @@ workers form a ring, or send to each other as they like.
 """
 
 import functools
+import math
 
 from clock import Queue
 
@@ -38,6 +39,7 @@ class Star:
             [cluster.of(name, worker) for worker in range(cluster.workers)]
             for name in ('latency', 'bandwidth'))
         self._times_of = functools.lru_cache(_KEPT)(self._times_of_sizes)
+        self._longest, self._has_pushed = 0., False
 
     def latency(self, worker):
         """Returns when a message arrives that now leaves for a worker, or from it."""
@@ -58,9 +60,13 @@ class Star:
     def _carry(self, worker, queues, sizes):
         """Returns when tensors of these sizes have passed the links of the worker and the ps."""
         total, each, _ = self._times_of(tuple(sizes))
-        end = self._clock.now + total / self._bandwidths[worker]
+        now = self._clock.now
+        end = now + total / self._bandwidths[worker]
         for queue, seconds in zip(queues, each):
-            end = max(end, queue.serve(seconds))
+            passed = queue.serve(seconds)
+            end = max(end, passed)
+            if self._has_pushed:
+                self._longest = max(self._longest, passed - now)
         return end
 
     def _spread(self, sizes):
@@ -74,18 +80,24 @@ class Star:
         yield self._carry(worker, self.out, sizes)
         yield self.latency(worker)
 
-    def to_ps(self, worker, sizes):
-        """A process: what a worker pushes travels to the ps, and the ps make the update."""
+    def to_ps(self, worker, sizes, share=1.):
+        """A process: what a worker pushes travels to the ps, and the ps make the update.
+
+        The `share` is that of the center that the push is for.
+        """
         # The first ps has the global step, which is pulled but not pushed.
-        sizes = [0, *sizes]
+        sizes, self._has_pushed = [0, *sizes], True
         yield self.latency(worker)
         yield self._carry(worker, self.into, sizes)
-        yield self.update(sizes)
+        yield self.update(sizes, share)
 
-    def update(self, sizes):
-        """Returns when all ps, each after its queue, have updated tensors of these sizes."""
+    def update(self, sizes, share=1.):
+        """Returns when all ps, each after its queue, have updated tensors of these sizes.
+
+        They are a `share` of the center, and take that share of the time.
+        """
         _, _, each = self._times_of(tuple(sizes))
-        return max(queue.serve(seconds) for queue, seconds in zip(self.updates, each))
+        return max(queue.serve(share * seconds) for queue, seconds in zip(self.updates, each))
 
     def shares(self):
         """Returns a dict by kind of work: the share of the time so far for which the ps did it."""
@@ -94,12 +106,25 @@ class Star:
                 (('into the ps', self.into), ('out of the ps', self.out),
                  ('updates', self.updates))}
 
+    def most_in_line(self):
+        """Returns the most bytes that were on the link of a ps, or waited for it, at a time.
+
+        In one direction, and from the first push on: what all workers read at the beginning does
+        not count.
+
+        Returns:
+          Float; None if the links of the ps are infinitely fast, so that nothing ever waits.
+        """
+        bandwidth = self._cluster.ps_bandwidth
+        return None if math.isinf(bandwidth) else self._longest * bandwidth
+
 
 class Ring:
     """Workers in a ring: 2 (N - 1) hops, in each of which every worker sends 1 / N of its bytes.
 
-    All wait for the slowest link. Where the receiver asks for the data, a hop takes a round trip,
-    and the beginning takes one more; otherwise a hop takes one way.
+    Where all send all to all, there are N - 1 hops, in each of which every worker sends as much as
+    one has. All wait for the slowest link. Where the receiver asks for the data, a hop takes a
+    round trip, and the beginning takes one more; otherwise a hop takes one way.
 
     Attributes:
       ignores: see `Star`.
@@ -122,16 +147,27 @@ class Ring:
           sizes: list of ints, the bytes of each tensor.
           hop: float, seconds of a hop beyond those on the links.
         """
-        hops = 2 * (self._workers - 1)
+        piece = self._scale * sum(sizes) / self._workers
+        return self._after(2 * (self._workers - 1), piece, hop)
+
+    def gather(self, sizes, hop=0.):
+        """Returns when all have what each has, if they begin now; see `sum`."""
+        return self._after(self._workers - 1, self._scale * sum(sizes), hop)
+
+    def _after(self, hops, piece, hop):
+        """Returns when hops are over in each of which every worker sends `piece` bytes."""
         if not hops:
             return self._clock.now
-        piece = self._scale * sum(sizes) / self._workers
         ways = 2 * (hops + 1) if self.asks else hops
         return self._clock.now + hops * (hop + piece / self._slowest) + ways * self._latency
 
     def shares(self):
         """See `Star`; there is no ps."""
         return {}
+
+    def most_in_line(self):
+        """See `Star`; there is no ps."""
+        return None
 
 
 class Mesh:
@@ -172,3 +208,7 @@ class Mesh:
         queues = [*self.into, *self.out]
         time = self._clock.now * len(queues) or 1
         return {'links': sum(queue.busy() for queue in queues) / time}
+
+    def most_in_line(self):
+        """See `Star`; there is no ps."""
+        return None

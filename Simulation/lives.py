@@ -2,6 +2,7 @@
 
 The parts of a scheme tell its kind. `sums` make a ring, `complete` a barrier, and a `gate` holds
 workers back; a source of batches may give out tickets, or name a kind of its own, as in `turns`.
+Where rounds at a barrier end with a pull, workers compute while all of that is under way.
 The workers of all other schemes pull, compute and push as soon as they are ready.
 """
 
@@ -9,9 +10,11 @@ import math
 import sys
 
 import numpy as np
+from tfdist.scheme import schedule
 from clock import Signal
 import links
 from processors import Processors
+from rounds import Piece
 
 _OVERLAPS = 'overlaps'  # a worker pushes, and computes meanwhile
 
@@ -23,7 +26,8 @@ def kind_of(player):
     if player.scheme.sums:
         return InARing
     if player.scheme.complete is not None:
-        return Together
+        ends_with_a_pull = isinstance(player.scheme.exchanges[-1], schedule.Pull)
+        return Meanwhile if ends_with_a_pull else Together
     if player.scheme.gate:
         return Held
     return WithTickets if hasattr(player.source, 'take') else Life
@@ -67,32 +71,43 @@ class Life:
         self.processors = Processors(clock, cluster, self.stages)
         does = {'pulls': self._pull, 'computes': self._compute, 'pushes': self._push,
                 'waits': self._follow, _OVERLAPS: self._push_and_compute}
-        pieces = player.pieces
+        kinds = player.pieces
         # On shared processors a worker has one thread, which cannot send while it computes.
         if player.pushes_first and not cluster.cores:
-            pull, compute, *_ = player.pieces
-            pieces = [pull, compute._replace(what=_OVERLAPS)]
-        self._pieces = [(piece, does[piece.what]) for piece in pieces]
+            kinds = [[pull, compute._replace(what=_OVERLAPS)] for pull, compute, *_ in kinds]
+        self._pieces = [[(piece, does[piece.what]) for piece in pieces] for pieces in kinds]
 
     def of(self, worker):
         """The life of a worker, a process: from when it comes until it leaves."""
         clock, phase = self._clock, self._record.phase
         self._leaving.discard(worker)
-        self._player.begin(worker)
+        yield from self._begin(worker)
         while worker not in self._leaving:
-            began, one = clock.now, None
+            began = clock.now
             yield from self._enter(worker)
             phase(worker, 'waits', began, clock.now)
-            for piece, process in self._pieces:
-                began = clock.now
-                one = (yield from process(worker, one, piece)) or one
-                if piece.what != _OVERLAPS:  # which are two phases
-                    phase(worker, piece.what, began, clock.now)
+            yield from self._round(worker)
         self.lose(worker)
+
+    def _begin(self, worker):
+        """A process that ends when a worker may begin its first round: at once."""
+        self._player.begin(worker)
+        yield from ()
+
+    def _round(self, worker):
+        """A process: a worker makes a round, in the pieces of its kind."""
+        clock, phase, one = self._clock, self._record.phase, None
+        for number in range(len(self._pieces[0])):
+            # It knows which kind it is when it has pulled, and all kinds begin with that.
+            piece, process = self._pieces[one.kind.number if one else 0][number]
+            began = clock.now
+            one = (yield from process(worker, one, piece)) or one
+            if piece.what != _OVERLAPS:  # which are two phases
+                phase(worker, piece.what, began, clock.now)
 
     def _push_and_compute(self, worker, one, piece):
         """A process: pushes while the local steps of a piece are computed; see `_pull`."""
-        began, computed = self._clock.now, self._when_computed(worker, piece)
+        began, computed = self._clock.now, self._when_computed(worker, piece.local_steps)
         yield from self._push(worker, one, piece._replace(local_steps=0))
         yield from self._follow(worker, one, piece)
         yield computed
@@ -125,12 +140,12 @@ class Life:
 
     def _compute(self, worker, one, piece):
         """A process that ends when the local steps of a piece are computed; see `_pull`."""
-        yield self._when_computed(worker, piece)
+        yield self._when_computed(worker, piece.local_steps)
 
-    def _when_computed(self, worker, piece):
-        """Returns when a worker has received its pull and computed a piece's local steps."""
-        computes = self._computes[worker](piece.local_steps)
-        return self.processors.stage(computes) + self._delays[worker] * piece.local_steps
+    def _when_computed(self, worker, local_steps):
+        """Returns when a worker has received its pull and computed a number of local steps."""
+        computes = self._computes[worker](local_steps)
+        return self.processors.stage(computes) + self._delays[worker] * local_steps
 
     def _push(self, worker, one, piece):
         """Pushes, and waits for the answer of the ps, a process; see `_pull`."""
@@ -221,7 +236,7 @@ class Together(Life):
 
     def _push(self, worker, one, piece):
         """A process that ends when a push has arrived; a token answers it, see `_follow`."""
-        yield from self.travels.to_ps(worker, one.push_bytes(piece.number))
+        yield from self.travels.to_ps(worker, one.push_bytes(piece.number), one.kind.share)
         yield self.processors.stage()
         self._arrive(worker, one, piece)
 
@@ -230,22 +245,31 @@ class Together(Life):
         again = self._voted.get(worker) == one.step
         pushed = self._player.push(worker, one, stamp=-1 if again else one.step)
         self._voted[worker] = one.step
-        self._record.add(dict(one.figures, **pushed), piece.local_steps)
+        self._note(worker, one, piece, pushed)
         if not pushed['dropped']:
             self._pushes += 1
             if self._pushes == self._needed:
-                # The ps take the sums at once, so a push that comes now is late. For the workers
-                # the step is complete when the update is made.
-                summed, self._pushes = (self._player.complete(), one.push_bytes()), 0
-                if self._has_backups:
-                    self._summed.append(summed)
-                    self._enough.fire()
-                else:
-                    self._clock.start(self._complete(*summed))
+                self._pushes = 0
+                self._sum_up(one)
 
-    def _complete(self, step, sizes):
+    def _note(self, worker, one, piece, pushed):
+        """Records a push, whose own figures are the dict `pushed`."""
+        self._record.add(dict(one.figures, **pushed), piece.local_steps)
+
+    def _sum_up(self, one):
+        """Completes a step after enough pushes, of which `one` is the last."""
+        # The ps take the sums at once, so a push that comes now is late. For the workers the step
+        # is complete when the update is made.
+        summed = self._player.complete(one.step), one.push_bytes(), one.kind.share
+        if self._has_backups:
+            self._summed.append(summed)
+            self._enough.fire()
+        else:
+            self._clock.start(self._complete(*summed))
+
+    def _complete(self, step, sizes, share):
         """A process: completes a step, after which all workers go on."""
-        yield self.travels.update([0, *sizes])
+        yield self.travels.update([0, *sizes], share)
         self.step = step
         self._record.reach(step)
         self._completed.fire()
@@ -275,15 +299,104 @@ class Together(Life):
         return f'{self._pushes} workers have pushed in this step, which takes {self._needed}'
 
 
+class Meanwhile(Together):
+    """Workers that make each step together, and compute while their exchange is under way.
+
+    In a round a worker makes local steps, pushes, and makes others meanwhile. When these are over,
+    and the answer has come, it takes over what the step has made of the center. It begins with a
+    pull of all of the center, and with such local steps.
+    """
+
+    stages = 3  # it computes; the ps receive its push; it receives what comes of that
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        _, push, pull = self._player.scheme.exchanges
+        self._piece = Piece('pushes', 0, pull.after)  # of a round, by which it is counted
+        self._before, self._beside = push.after, pull.after - push.after
+        self._made = 0  # the global step that the sums so far have made
+        # By worker: what has come of a step that is not made, and rounds that have its result.
+        self._come, self._merged = {}, {}
+
+    def _begin(self, worker):
+        clock, phase, began = self._clock, self._record.phase, self._clock.now
+        self._merged.pop(worker, None)
+        if worker in self._come:  # from its earlier life: it counts, and nothing follows from it
+            _, pushed = self._come.pop(worker)
+            self._record.add(pushed, self._piece.local_steps)
+        yield self.processors.stage()
+        yield self.travels.latency(worker)
+        yield self.processors.stage()
+        yield from self.travels.to_worker(worker, self._player.begin(worker))
+        phase(worker, 'pulls', began, clock.now)
+        began = clock.now
+        yield self._when_computed(worker, self._beside)
+        phase(worker, 'computes', began, clock.now)
+
+    def _round(self, worker):
+        clock, phase, began = self._clock, self._record.phase, self._clock.now
+        one = self._player.compute(worker)  # it goes on from values of its own
+        yield self._when_computed(worker, self._before)
+        phase(worker, 'computes', began, clock.now)
+        began = clock.now
+        computed = self.processors.computation(self._computes[worker](self._beside))
+        computed += self._delays[worker] * self._beside
+        yield from self._push(worker, one, self._piece)
+        ends = [('pushes', clock.now)]
+        if self.step == one.step:
+            yield self._completed
+        ends.append(('waits', clock.now))
+        # The ps have the token wait, and then read: the worker asked for both before.
+        yield from self.travels.to_worker(worker, self._merged.pop(worker).pull_bytes)
+        yield self.processors.stage()
+        ends.append(('pulls', clock.now))
+        yield computed
+        phase(worker, 'computes', began, computed)
+        for what, end in ends:  # as far as it takes longer than the local steps
+            phase(worker, what, computed, max(computed, end))
+            computed = max(computed, end)
+
+    def _note(self, worker, one, piece, pushed):
+        self._come[worker] = one, pushed
+
+    def _sum_up(self, one):
+        super()._sum_up(one)
+        self._made = one.step + 1
+
+    def _arrive(self, worker, one, piece):
+        super()._arrive(worker, one, piece)
+        if one.step < self._made:
+            self._merge()
+
+    def _merge(self):
+        """Has those who have pushed take over what the step has made of the center.
+
+        They hear of it later. But nothing else changes that before, and so the figures of the whole
+        round are there when the step is tested.
+        """
+        come, self._come = self._come, {}
+        # All are asked for before the first result is used, so that threads share them.
+        merged = {worker: self._player.compute(worker, one, 1) for worker, (one, _) in come.items()}
+        for worker, one in merged.items():
+            _, pushed = come[worker]
+            self._record.add(dict(one.figures, **pushed), self._piece.local_steps)
+        self._merged.update(merged)
+
+
 class InARing(Life):
-    """Workers that sum up their pushes around a ring. All have the same center."""
+    """Workers that sum up their pushes around a ring. All have the same center.
+
+    Where what they push cannot be added on the way, each gets what all have pushed.
+    """
 
     network, together, stages = links.Ring, True, 1
 
     def __init__(self, *args):
         super().__init__(*args)
         self.travels.asks = self._player.scheme.asks_for_sums
+        self._gathers = self._player.scheme.gathered is not None
         self._there, self._sums, self._whole = 0, None, Signal(self._clock)
+        self._rounds = {}  # by worker, where they gather
         if self._cluster.workers == 1:  # it exchanges nothing
             self.processors = Processors(self._clock, self._cluster, math.inf)
 
@@ -295,16 +408,25 @@ class InARing(Life):
         yield from ()  # one push, with the sums, is for all workers
         self._record.add(one.figures, piece.local_steps)
         self._there += 1
-        pushed, = one.pushed
-        self._sums = ([mine + sum_ for mine, sum_ in zip(pushed, self._sums)]
-                      if self._sums else pushed)
+        if self._gathers:
+            self._rounds[worker] = one
+        else:
+            pushed, = one.pushed
+            self._sums = ([mine + sum_ for mine, sum_ in zip(pushed, self._sums)]
+                          if self._sums else pushed)
         if self._there == self._cluster.workers:
+            travel = self.travels.gather if self._gathers else self.travels.sum
             hop = self.processors.hop(self._cluster.workers)
-            self._clock.at(self.travels.sum(one.push_bytes(), hop), lambda: self._step(one))
+            self._clock.at(travel(one.push_bytes(), hop), lambda: self._step(one))
 
     def _step(self, one):
         """Makes the step of all workers, with the sums."""
-        self.step = int(self._player.push(0, one, sums=self._sums)['global_step'])
+        if self._gathers:
+            rounds = [self._rounds.pop(worker) for worker in range(self._cluster.workers)]
+            figures = self._player.push_gathered(rounds)
+        else:
+            figures = self._player.push(0, one, sums=self._sums)
+        self.step = int(figures['global_step'])
         self._there, self._sums = 0, None
         self._record.reach(self.step)
         self._whole.fire()

@@ -88,6 +88,21 @@ class Own:
         self._turn(worker, part)
         return part(values)
 
+    def settle(self, worker, part, read, assigned):
+        """Has a worker keep what follows for it from a push that another one made for all.
+
+        Args:
+          worker: int.
+          part: `Part`.
+          read: dict by tensor's name, the places of what it is fed.
+          assigned: list of ints, the places of what it returns.
+        """
+        kept = list(self.of(worker))
+        results = part({name: kept[place] for name, place in read.items()})
+        for place, value in zip(assigned, results):
+            kept[place] = value
+        self._kept[worker] = kept
+
     def _turn(self, worker, part):
         """Loads what a worker keeps into the variables if a `Part` uses them."""
         if part.ops.intersection(self._handles):

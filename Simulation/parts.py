@@ -5,7 +5,7 @@ import os
 import threading
 
 import numpy as np
-from tensorflow.core.protobuf import config_pb2
+from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tfdist.scheme import graphs
 from tfdist.start.quiet import tf
 
@@ -26,6 +26,9 @@ def new_session(graph):
     It has a pool of a single thread for each processor, for large parts: see `_HERE`.
     """
     config = tf.ConfigProto(intra_op_parallelism_threads=1)
+    # What waits for a copy of a tensor is not to wait for what makes it: the tensor may be fed.
+    config.graph_options.rewrite_options.dependency_optimization = (
+        rewriter_config_pb2.RewriterConfig.OFF)
     for _ in range(os.cpu_count()):
         config.session_inter_op_thread_pool.add(num_threads=1)
     return tf.Session(graph=graph, config=config)

@@ -3,55 +3,41 @@
 A worker's round is two runs of the session: in one it computes what it will push, from the center
 as it was when it pulled, and in the other it pushes. That one also reads the center as it is then,
 for who pulls next. A scheme may pull and push several times in a round. A `Round` holds what a
-worker has between these runs.
+worker has between these runs. If not all rounds of a scheme are the same, the step decides which
+kind the next one is.
 """
 
 import collections
 import itertools
 import sys
 
-from tfdist.scheme import schedule, transfer
+import numpy as np
+from tfdist.scheme import transfer
 from tfdist.start.quiet import tf
 from gathering import Gathering
 from own import Own
 import parts
 from parts import Part
-from rounds import Computed, pieces_of, Round
+from round_parts import RoundParts
+from rounds import Computed, Round
 
 # Local steps that a thread computes in a row. Fewer, and threads wait for each other more often;
 # more, and at the end of a run more are computed in vain.
 _STEPS_IN_A_ROW = 8
 
 
-class _Pull(collections.namedtuple('_Pull', 'names sizes compute keeps pushes')):
-    """A pull of a round, and the computation of the pushes up to the next pull.
-
-    Attributes:
-      names: list of strings, the names under which the center is fed, as far as it is needed.
-      sizes: list of ints, the bytes of each tensor; None where its shape does not tell.
-      compute: Part that returns what is kept, what is pushed, and with the last pull the figures;
-        None if that is nothing.
-      keeps: list of names of tensors that are computed here and fed later, so that no local step
-        is made twice.
-      pushes: list of ints, how many tensors each of the pushes has.
-    """
-
-
-class _Asked(collections.namedtuple('_Asked', 'worker pull fed pushed center batches kept')):
+class _Asked(collections.namedtuple('_Asked', 'worker round pull fed pushed center batches kept')):
     """What a computation is made from; all of it is known when the worker pulls.
 
     Attributes:
       worker: int.
-      pull: `_Pull`.
+      round: `RoundParts`.
+      pull: one of its pulls.
       fed, pushed: of the `Round` that goes on, see there.
       center: list of arrays, the global step and what is needed of the center.
       batches: what the source drew for the worker, see `shards`; None if that is among `fed`.
       kept: list of arrays, what the worker keeps, see `own`.
     """
-
-
-def _names(tensors):
-    return [tensor.name for tensor in tensors]
 
 
 class Player:
@@ -64,7 +50,8 @@ class Player:
       source: the source of its batches, see `shards`.
       variables: list of the trained `tf.Variable`s.
       parameters: int, the bytes of the variables.
-      pieces: list of `Piece`, what a worker does in a round.
+      pieces: list by kind of round of lists of `Piece`, what a worker does in it: kind 0 is the
+        scheme's own, and then come its `others`. All have as many pieces, and the same ones.
       pushes: int, how many pushes a round has.
       pushes_first: bool, whether a push needs no batch: it can leave before the worker computes.
       computes_later: bool, whether a worker's computation depends on nothing but what it has pulled
@@ -82,6 +69,9 @@ class Player:
           hparams: object with the scheme's hyperparameters as attributes.
           num_workers: int.
           seed: int, of the initial values.
+
+        Raises:
+          SystemExit: if what a model keeps on each worker does not fit the scheme.
         """
         # Everything is in one process, so there are no devices of workers.
         here = type('Scheme', (scheme_class,), {'worker_device': staticmethod(lambda _: None)})
@@ -94,12 +84,15 @@ class Player:
             self.hparams, self.variables = hparams, [
                 variable for variable in tf.trainable_variables() if variable in center]
             self.parameters = transfer.size_of(self.variables)
-            self._own = Own(self.scheme.own) if self.scheme.own else None
-            self._given = [*self.source.placeholders, *self.scheme.workers]
-            self._given_names = _names(self._given)
-            looks, given = parts.needed(self.scheme.pull, self._given)
-            self._only_looks = not given and parts.only_reads(looks)
-            self._center_after = self._make_center_after()
+            self._seams = [self.scheme, *self.scheme.others]
+            beginning = [self.scheme.beginning] if self.scheme.beginning else []
+            self._parts = [RoundParts(each, number, self.source.placeholders, center)
+                           for number, each in enumerate([*self._seams, *beginning])]
+            self._beginning = self._parts[-1] if beginning else None
+            own = collections.OrderedDict((variable.name, variable)
+                                          for each in self._seams for variable in each.own)
+            self._own = Own([*own.values()]) if own else None
+            step = global_step.read_value()
             initialize = [tf.global_variables_initializer(), tf.local_variables_initializer(),
                           tf.tables_initializer()]
         self.session = parts.new_session(graph)
@@ -109,132 +102,75 @@ class Player:
         # A source that draws faster for several workers at once does so.
         self._ask = getattr(self.source, 'ask', self.source.next)
         self._draw = getattr(self.source, 'draw', lambda asked: asked)
-        # The center and the clocks of the gate as they are now; None if they have to be read.
-        self._center = self._clocks = None
-        self._make_parts()
-        steps = sum(piece.local_steps for piece in self.pieces if piece.what == 'computes')
+        self._clocks = None  # those of the gate as they are now; None if they have to be read
+        self._make_parts(step)
+        steps = sum(piece.local_steps for piece in self.pieces[0] if piece.what == 'computes')
         self._gathering = Gathering(self._compute_all, max(1, _STEPS_IN_A_ROW // steps),
                                     parts.in_thread)
 
-    def _exchanges(self, kind):
-        return [each for each in self.scheme.exchanges if isinstance(each, kind)]
-
-    def _make_center_after(self):
-        """Returns for each push of a round what a pull right after it reads, a list of tensors.
-
-        Lists are empty where a run of its own reads that: after a step of all workers together, or
-        if a pull does more than read variables, as one that waits for a lock does.
-        """
-        scheme, pushes = self.scheme, self._exchanges(schedule.Push)
-        looks, given = parts.needed(scheme.pull, self._given)
-        if scheme.complete is not None or given or not parts.only_reads(looks, may_lock=False):
-            return [[] for _ in pushes]
-        after = []
-        for push in pushes:
-            with tf.control_dependencies(list(push.figures.values())):
-                pushed = tf.constant(0, name='pushed')
-            after.append(parts.made_again(scheme.pull, pushed, 'center_after'))
-        return after
-
-    def _part(self, fetches, may_be_fed=()):
-        return Part(self.session, fetches, may_be_fed, self._own and self._own.places)
-
-    def _make_parts(self):
-        """Makes the parts that are run again and again."""
-        scheme, gate, pushes = self.scheme, self.scheme.gate, self._exchanges(schedule.Push)
-        self.pieces, self.pushes = pieces_of(scheme.exchanges), len(pushes)
-        may_be_fed = [*(tensor for pull in self._exchanges(schedule.Pull)
-                        for tensor in pull.tensors), *self._given]
-        pushing = [(list(push.figures.values()), [
-            *may_be_fed, *push.arrived, *scheme.stamps, *scheme.sums,
-            *([gate.worker] if gate else [])]) for push in pushes]
-        computing, keeps, numbers = self._computations(may_be_fed)
-        if self._own:
-            self._own.make_parts(self.session, [*pushing, *computing])
-        self.computes_later = self._only_looks and self._are_alone(computing, pushing)
-        self._make_pulls(pushing, computing, keeps, numbers)
-        self._push = [self._part(fetches + [after[i] for i in self._taken if after], fed)
-                      for (fetches, fed), after in zip(pushing, self._center_after)]
-        self._arrived = [_names(push.arrived) for push in pushes]
-        self._stamps, self._sums = _names(scheme.stamps), _names(scheme.sums)
-        self._figures = [list(push.figures) for push in pushes]
-        self.pushes_first = (len(pushes) == 1 and
+    def _make_parts(self, step):
+        """Makes the parts that are run again and again; `step` is the global step as it is."""
+        scheme, gate, own = self.scheme, self.scheme.gate, self._own
+        runs = [run for each in self._parts for run in [*each.pushing, *each.computing]]
+        if own:
+            own.make_parts(self.session, runs)
+        places = own.places if own else {}
+        if scheme.gathered is not None and not places:
+            sys.exit('The model keeps state of a worker in local variables in a way that is not '
+                     'simulated in a ring with --compression: leave the compression out.')
+        self.computes_later = (all(each.only_looks for each in self._parts)
+                               and self._are_alone(places))
+        for each in self._parts:
+            each.make(self.session, places)
+        self.pieces = [each.pieces for each in self._parts[:len(self._seams)]]
+        self.pushes = len(self._parts[0].push)
+        self.pushes_first = (self.pushes == 1 and
                              not parts.needed(scheme.pushed, self.source.placeholders)[1])
-        if scheme.complete is not None:
-            self._complete = self._part([scheme.complete])
+        self._step = Part(self.session, [step])
         if gate:
-            self._join, self._leave = (self._part([op], [gate.worker])
+            self._join, self._leave = (Part(self.session, [op], [gate.worker], places)
                                        for op in (gate.join, gate.leave))
-            self._look = self._part([gate.clocks])
+            self._look = Part(self.session, [gate.clocks], (), places)
 
-    def _are_alone(self, computing, pushing):
+    def _are_alone(self, places):
         """Returns whether computations depend neither on other runs, nor on each other.
 
-        The arguments are lists of pairs of lists of tensors: to fetch, and that may be fed.
+        Args:
+          places: dict by op of what workers keep, see `own`.
         """
-        scheme, gate, places = self.scheme, self.scheme.gate, self._own.places if self._own else {}
-        others = [*pushing, ([scheme.complete] if scheme.complete is not None else [], []),
-                  ([gate.join, gate.leave] if gate else [], [])]
+        gate = self.scheme.gate
+        others = [run for each in self._parts for run in each.pushing]
+        others += [([each.complete], []) for each in self._seams if each.complete is not None]
+        others += [([gate.join, gate.leave], [])] if gate else []
         changed = set().union(*(parts.changed_by(parts.needed(*run)[0]) for run in others))
         return all(parts.depend_on_feeds_alone(parts.planned(*run, places)[0], places, changed)
-                   for run in computing)
-
-    def _computations(self, may_be_fed):
-        """Returns what is computed with each pull: all pushes up to the next pull.
-
-        Args:
-          may_be_fed: list of tensors.
-
-        Returns:
-          List by pull of pairs of lists of tensors: those to fetch, and those that may be fed; list
-          by pull of lists of tensors, the first ones of these, which are fed later; and list by
-          pull of lists of ints, how many tensors each of the pushes has.
-        """
-        pushes = []
-        for exchange in self.scheme.exchanges:
-            if isinstance(exchange, schedule.Pull):
-                pushes.append([])
-            else:
-                pushes[-1].append(exchange.pushed)
-        fetches = [sum(pushed, []) for pushed in pushes]
-        fetches[-1] += self.scheme.computed.values()
-        kept, feeds = parts.kept_between(fetches, may_be_fed)
-        return ([(both + each, fed) for both, each, fed in zip(kept, fetches, feeds)], kept,
-                [list(map(len, pushed)) for pushed in pushes])
-
-    def _make_pulls(self, pushing, computing, keeps, numbers):
-        """Makes the parts that read the center, and those that compute.
-
-        Args:
-          pushing: list by push of pairs of lists of tensors: to fetch, and that may be fed.
-          computing: list by pull of such pairs.
-          keeps: list by pull of lists of tensors, see `_computations`.
-          numbers: list by pull of lists of ints, see `_computations`.
-        """
-        pulls = [pull.tensors for pull in self._exchanges(schedule.Pull)]
-        needs = [set(_names(parts.needed(*run)[1])) for run in [*computing, *pushing]]
-        self._fed_later = set().union(*needs[1:])
-        sizes = [transfer.size_of([tensor]) for tensor in self.scheme.pull]
-        # The center is the step, and what is fed of the variables, or has a size to be known.
-        used = needs[0] | self._fed_later
-        self._taken = taken = [0, *(i for i in range(1, len(sizes)) if sizes[i] is None or any(
-            tensors[i].name in used for tensors in pulls if i < len(tensors)))]
-        self._read = self._part([self.scheme.pull[i] for i in taken], self._given)
-        self._pulls = [
-            _Pull(_names(tensors[i] for i in taken if i < len(tensors)), sizes[:len(tensors)],
-                  self._part(*run) if run[0] else None, _names(kept), each)
-            for tensors, run, kept, each in zip(pulls, computing, keeps, numbers)]
+                   for each in self._parts for run in each.computing)
 
     def begin(self, worker, own=None):
-        """Initializes what a worker keeps, as its program does at its start, or with `own`."""
+        """Initializes what a worker keeps, as its program does at its start, or with `own`.
+
+        Returns:
+          List of ints, the size of each tensor that it reads of the center before its first round;
+          empty if it reads nothing.
+        """
         if self._own:
             self._own.begin(worker, own)
         if self.scheme.gate:
             self._clocks = None
             self._join({self.scheme.gate.worker.name: worker})
+        if self._beginning:
+            return self._pulls(worker, self._beginning).pull_bytes
+        return []
 
     def _run(self, worker, part, values):
         return self._own.run(worker, part, values) if self._own else part(values)
+
+    def _kind_at(self, step=None):
+        """Returns which kind of round begins at a global step, both ints; by default as it is."""
+        if len(self._seams) == 1:
+            return 0
+        step = self._step({})[0] if step is None else step
+        return self._seams.index(self.scheme.at(int(step)))
 
     def compute(self, worker, one=None, number=0):
         """Pulls the center as it is now, and has all computed that can be from that.
@@ -247,44 +183,50 @@ class Player:
         Returns:
           `Round`.
         """
-        pull, fed, pushed, batches = self._pulls[number], {}, [], None
+        kind = one.kind.number if one else self._kind_at()
+        return self._pulls(worker, self._parts[kind], one, number)
+
+    def _pulls(self, worker, of_round, one=None, number=0):
+        """Does what `compute` says, in a round of which `RoundParts` are given."""
+        pull, fed, pushed, batches = of_round.pulls[number], {}, [], None
         if one:
             fed, pushed = one.fed, one.pushed
         else:
             batches = self._ask(worker)
-        center = self._center
-        if not self._only_looks:  # such as at the rows of a batch
+        center = of_round.center
+        if not of_round.only_looks:  # such as at the rows of a batch
             if batches is not None:
-                fed, batches = self._drawn(worker, *self._draw([batches])), None
-            center = self._run(worker, self._read, fed)
+                fed, batches = self._drawn(of_round, worker, *self._draw([batches])), None
+            center = self._run(worker, of_round.read, fed)
         elif center is None:
-            center = self._center = self._read({})
+            center = of_round.center = of_round.read({})
         computation = self._gathering.add(_Asked(
-            worker, pull, fed, pushed, center, batches, self._own and self._own.of(worker)))
+            worker, of_round, pull, fed, pushed, center, batches,
+            self._own and self._own.of(worker)))
         if self._own:
             self._own.keep(worker, computation)
         if not self.computes_later:
             computation.result()
-            self._center = None  # if it has changed something
-        return Round(int(center[0]), self._bytes(pull, center), computation)
+            self._forget()  # if it has changed something
+        return Round(int(center[0]), of_round.bytes_of(pull, center), computation, of_round.kind)
 
-    def _drawn(self, worker, arrays):
+    def _forget(self):
+        """Has the center be read again: it may have changed."""
+        for each in self._parts:
+            each.center = None
+
+    @staticmethod
+    def _drawn(of_round, worker, arrays):
         """Returns a dict by name of what is fed of a worker's batches, and of itself."""
-        return dict(zip(self._given_names, [*arrays, *[worker] * len(self.scheme.workers)]))
-
-    def _bytes(self, pull, center):
-        """Returns the sizes of the tensors of a `_Pull`, a list of ints."""
-        if None not in pull.sizes:
-            return pull.sizes
-        arrays = dict(zip(self._taken, center))
-        return [arrays[i].nbytes if size is None else size for i, size in enumerate(pull.sizes)]
+        return dict(zip(of_round.given_names, [*arrays, *[worker] * len(of_round.scheme.workers)]))
 
     def _compute_all(self, several):
         """Returns a list of `Computed` for a list of `_Asked`."""
         batches = [each.batches for each in several if each.batches is not None]
         drawn = iter(self._draw(batches) if batches else [])
         return [self._compute(each, each.fed if each.batches is None else
-                              self._drawn(each.worker, next(drawn))) for each in several]
+                              self._drawn(each.round, each.worker, next(drawn)))
+                for each in several]
 
     def _compute(self, asked, fed):
         """Returns what is `Computed` for an `_Asked`; `fed` is a dict of its batches, at least."""
@@ -297,8 +239,10 @@ class Player:
         results = iter(results)
         values.update(zip(pull.keeps, results))
         pushed = [list(itertools.islice(results, size)) for size in pull.pushes]
-        return Computed({name: value for name, value in values.items() if name in self._fed_later},
-                        asked.pushed + pushed, dict(zip(self.scheme.computed, results)), kept)
+        later = asked.round.fed_later
+        return Computed({name: value for name, value in values.items() if name in later},
+                        asked.pushed + pushed, dict(zip(asked.round.scheme.computed, results)),
+                        kept)
 
     def push(self, worker, one, number=0, stamp=None, sums=()):
         """Pushes what was computed.
@@ -313,21 +257,47 @@ class Player:
         Returns:
           Dict of the figures of the push.
         """
-        values = dict(one.fed)
-        values.update(zip(self._arrived[number], one.pushed[number]))
-        values.update(zip(self._sums, sums))
-        values.update(dict.fromkeys(self._stamps, one.step if stamp is None else stamp))
+        of_round = self._parts[one.kind.number]
+        given = dict(zip(of_round.sums, sums))
+        given.update(dict.fromkeys(of_round.stamps, one.step if stamp is None else stamp))
+        return self._push(worker, one, number, given)
+
+    def _push(self, worker, one, number, given):
+        """Does what `push` says; `given` is a dict by name of what is fed besides the round."""
+        of_round, values = self._parts[one.kind.number], dict(one.fed)
+        values.update(zip(of_round.arrived[number], one.pushed[number]))
+        values.update(given)
         if self.scheme.gate:
             values[self.scheme.gate.worker.name] = worker
-        results = self._run(worker, self._push[number], values)
-        names = self._figures[number]
-        self._center, self._clocks = results[len(names):] or None, None
+        results = self._run(worker, of_round.push[number], values)
+        names = of_round.figures[number]
+        self._forget()
+        of_round.center, self._clocks = results[len(names):] or None, None
         return dict(zip(names, results))
 
-    def complete(self):
-        """Completes a step for all workers, after enough pushes; returns the global step."""
-        self._center = None
-        return int(self._complete({})[0])
+    def push_gathered(self, several):
+        """Pushes for all workers of a ring, each of which gets what all of them send.
+
+        Args:
+          several: list of `Round` by worker.
+
+        Returns:
+          Dict of the figures of the push.
+        """
+        sent = np.stack([one.pushed[0][0] for one in several])
+        figures = self._push(0, several[0], 0, {self.scheme.gathered.name: sent})
+        for worker in range(1, len(several)):  # the center is that of all
+            self._own.settle(worker, *self._parts[0].others_keep)
+        return figures
+
+    def complete(self, step=0):
+        """Completes a step for all workers, after enough pushes; returns the global step.
+
+        Args:
+          step: int, the one in which they have pushed; if not all rounds are the same, this counts.
+        """
+        self._forget()
+        return int(self._parts[self._kind_at(step)].complete({})[0])
 
     def clocks(self):
         """Returns the clocks of a gate, an array by worker."""
@@ -350,7 +320,7 @@ class Player:
         Raises:
           SystemExit: if a variable of the center is missing.
         """
-        self._center = None
+        self._forget()
         for variable in self.session.graph.get_collection(tf.GraphKeys.GLOBAL_VARIABLES):
             if variable.op.name in values:
                 initial = variable.initializer.inputs[1]

@@ -33,6 +33,12 @@ class Processors:
         return beyond + max(self._shared.serve(work) if work else self._clock.now
                             for work in (self._works + computes, self._works))
 
+    def computation(self, seconds):
+        """Returns when a worker has computed for so many seconds beside an exchange."""
+        if self._shared and seconds:
+            return self._shared.serve(seconds)
+        return self._clock.now + seconds
+
     def hop(self, workers):
         """Returns the seconds that the runtime takes for a hop in a ring of so many workers."""
         shared = workers * self._cluster.hop_work / self._cluster.cores if self._shared else 0

@@ -152,15 +152,15 @@ class Record:
         self._say(f'{self._target:.0%} {when}')
 
     def _rate(self):
-        rate = self.rate()
-        return f'{rate:.0f} steps/s' if rate >= 100 else f'{rate:.3g} steps/s'
+        return f'{_short(self.rate())} steps/s'
 
-    def done(self, shares, workers):
+    def done(self, shares, workers, most_in_line=None):
         """Prints the totals.
 
         Args:
           shares: dict of floats by name: the share of the time for which that was busy.
           workers: int, how many there are.
+          most_in_line: float, bytes, see `links.Star`; or None.
 
         Returns:
           Dict of the figures of the last test.
@@ -173,7 +173,9 @@ class Record:
         said = [f'did {self.local_steps} local steps',
                 self._whole.words(without=('loss', 'accuracy')),
                 *(f'{what} {self.seconds[what] / alive:.0%}' for what in _PHASES),
-                *(f'{name} {share:.0%}' for name, share in shares.items()), self._rate()]
+                *(f'{name} {share:.0%}' for name, share in shares.items()),
+                most_in_line is not None and f'at most {_short(most_in_line / 1e6)} MB in line',
+                self._rate()]
         self._say(', '.join(filter(None, said)))
         if self.staleness:
             quantiles = zip(_QUANTILES, self.quantiles(_QUANTILES))
@@ -230,6 +232,11 @@ class Record:
             writer = csv.writer(file)
             writer.writerow(['staleness', 'updates'])
             writer.writerows(sorted(self.staleness.items()))
+
+
+def _short(number):
+    """Returns a float as a string of three digits, or of more if it is so large."""
+    return f'{number:.0f}' if number >= 100 else f'{number:.3g}'
 
 
 def _mean(counter):

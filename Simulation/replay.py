@@ -167,7 +167,7 @@ class Replay:
         player.restore(order.start)
         for worker, own in enumerate(order.own):
             player.begin(worker, own)
-        pieces = [piece for piece in player.pieces if piece.what in ('pulls', 'pushes')]
+        pieces = [piece for piece in player.pieces[0] if piece.what in ('pulls', 'pushes')]
         self._left = [collections.deque((piece, row) for row in rows for piece in pieces)
                       for rows in order.rows]
         # By worker: the step that it pulled last, and how many updates it has made since.

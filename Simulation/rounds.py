@@ -15,6 +15,29 @@ class Computed(collections.namedtuple('Computed', 'fed pushed figures kept')):
     """
 
 
+class Kind(collections.namedtuple('Kind', 'number fragment variables share')):
+    """Which one of a scheme's kinds of rounds it is, and how much of the center that exchanges.
+
+    Attributes:
+      number: int, 0 for the scheme's own and 1, 2, ... for its `others`.
+      fragment: list of ints, which variables of the center it exchanges; None for all.
+      variables: int, how many the center has.
+      share: float, the share of the center's bytes that these variables have.
+    """
+
+    def in_place(self, sizes):
+        """Returns the sizes of the tensors of a fragment by variable, 0 for those of the others."""
+        if self.fragment is None:
+            return sizes
+        placed = [0] * self.variables
+        for place, size in zip(self.fragment, sizes):
+            placed[place] = size
+        return placed
+
+
+WHOLE = Kind(0, None, 0, 1.)
+
+
 class Round:
     """What a worker has between a pull and what comes after it.
 
@@ -22,14 +45,17 @@ class Round:
 
     Attributes:
       step: int, the global step that the worker pulled.
-      pull_bytes: list of ints, the size of each tensor that it pulled.
+      pull_bytes: list of ints, the size of each tensor that it pulled: of the global step, and of
+        each variable.
+      kind: `Kind`.
     """
 
-    __slots__ = 'step', 'pull_bytes', '_computation'
+    __slots__ = 'step', 'pull_bytes', '_computation', 'kind'
 
-    def __init__(self, step, pull_bytes, computation):
+    def __init__(self, step, pull_bytes, computation, kind=WHOLE):
         """Takes the attributes, and a `gathering.Computation` of a `Computed`."""
-        self.step, self.pull_bytes, self._computation = step, pull_bytes, computation
+        self.step, self.pull_bytes, self.kind = step, pull_bytes, kind
+        self._computation = computation
 
     @property
     def fed(self):
@@ -47,8 +73,8 @@ class Round:
         return self._computation.result().figures
 
     def push_bytes(self, number=0):
-        """Returns the size of each tensor of push `number`, a list of ints."""
-        return [array.nbytes for array in self.pushed[number]]
+        """Returns the size of what push `number` has for each variable, a list of ints."""
+        return self.kind.in_place([array.nbytes for array in self.pushed[number]])
 
 
 class Piece(collections.namedtuple('Piece', 'what number local_steps')):

@@ -10,9 +10,11 @@ import sys
 import time
 
 from absl import flags
+import numpy as np
 from tfdist.model import building
 from tfdist.start import console, directories
 from tfdist.training import evaluation, gantt, training_flags
+from tfdist.start.quiet import tf
 from clock import Clock
 from crew import Crew
 import description
@@ -129,18 +131,13 @@ class Simulation:
           program: module, the worker.py of a folder.
           cluster: `description.Cluster`.
         """
-        number, scheme = cluster.workers, program.Scheme
+        number = cluster.workers
         elastic = hasattr(program, 'at_step')  # workers join and leave; no worker knows how many
         self.clock, self.cluster = Clock(), cluster
         self.player = make_player(program, number, elastic)
         kind = lives.kind_of(self.player)
-        train_steps = FLAGS.train_steps
-        if FLAGS.local_steps:
-            an_update = (self.player.scheme.local_steps_per_count(FLAGS)
-                         if kind is turns.InTurns else
-                         scheme.local_steps(FLAGS) / self.player.pushes)
-            train_steps = max(1, round(FLAGS.local_steps / an_update
-                                       / (number if kind.together else 1)))
+        train_steps = (self._steps_for(FLAGS.local_steps, kind) if FLAGS.local_steps
+                       else FLAGS.train_steps)
         at_steps = elastic and {
             what: [(worker, program.at_step(flag, worker, 0)) for worker in range(number)
                    if program.at_step(flag, worker, 0)]
@@ -159,6 +156,25 @@ class Simulation:
         self.life = kind(self.clock, cluster, self.player, self.record, delays, FLAGS.seed)
         self.crew = Crew(self.clock, cluster, self.life, FLAGS.seed, at_steps)
 
+    def _steps_for(self, local_steps, kind):
+        """Returns how many steps of the center take so many local steps of all workers, an int.
+
+        Args:
+          local_steps: int.
+          kind: class of `lives`.
+        """
+        player, workers = self.player, self.cluster.workers
+        an_update = player.scheme.local_steps_per_count(FLAGS)
+        if callable(an_update):  # of the global step: how many there were before it
+            steps = np.arange(1, local_steps + 2)
+            with tf.Graph().as_default(), tf.Session() as session:
+                before = session.run(an_update(tf.constant(steps, tf.float32)))
+            counted = FLAGS.replicas_to_aggregate or workers
+            return int(steps[np.searchsorted(before, local_steps * counted / workers)])
+        if kind is not turns.InTurns:
+            an_update = player.scheme.local_steps(FLAGS) / player.pushes
+        return max(1, round(local_steps / an_update / (workers if kind.together else 1)))
+
     def run(self):
         """Trains and prints the results; returns the figures of the last test."""
         self.record.begin(self.cluster.words(without=self.life.network.ignores))
@@ -167,7 +183,7 @@ class Simulation:
             sys.exit(f'Nothing happens after {self.clock.now:.3g} s, at step {self.record.step}: '
                      f'{self.life.stands()}.')
         return self.record.done(dict(self.life.travels.shares(), **self.life.processors.shares()),
-                                self.cluster.workers)
+                                self.cluster.workers, self.life.travels.most_in_line())
 
     def write(self):
         """Writes the files that flags name."""

@@ -259,7 +259,7 @@ def test_the_clock_is_that_of_the_simulation(toy, folder, cluster):  # noqa: F81
     """With gradients it takes as long, and is as stale."""
     whole = toy(folder, 3, train_steps=120, **dict(dict(step=['3ms']), **cluster))
     silent = advise_clock.Silent(toy(folder, 2, train_steps=1, step=['1ms']).player)
-    window = silent.pieces[-2].local_steps or 1
+    window = silent.pieces[0][-2].local_steps or 1
     flags = {name: ','.join(value) if isinstance(value, list) else value
              for name, value in dict(dict(step=['3ms']), workers='3', **cluster).items()}
     found = advise_clock.simulate(silent, window, flags)

@@ -687,6 +687,7 @@ def test_a_worker_of_several_moves_state_by_its_share(folder):
             scheme, _ = scheme_of(folder, a_model(with_batch_norm), num_workers,
                                   communication_window=3)
             state = [each for each in tf.global_variables() if 'moving' in each.name]
+            session.run(tf.global_variables_initializer())  # elastic replicas begin with these
             begin(session)
             session.run(tf.local_variables_initializer())
             before = session.run(state)

@@ -594,6 +594,20 @@ def test_simulated_workers_at_a_barrier(simulated):
     assert {tuple(one.push_bytes()) for *_, one in toy.pushed} == {(12, 12)}
 
 
+@pytest.mark.parametrize('folder', BRIEF)
+def test_simulated_links_carry_what_is_encoded(simulated, folder):
+    """By bf16 6 bytes in place of 24: of three float64. The pull has these and the step, 32 bytes.
+
+    A worker's link takes a second for 1,000 bytes; there is nothing else that takes time.
+    """
+    def seconds(**changes):
+        return simulated(folder, 1, train_steps=10, step='0s', bandwidth='8kbit',
+                         changes=changes).clock.now
+
+    assert seconds(compression='bf16') == pytest.approx(10 * (0.032 + 0.006))
+    assert seconds() == pytest.approx(10 * (0.032 + 0.024))
+
+
 # What is refused.
 
 def test_it_is_not_checked_against_plain_tensorflow(checked):

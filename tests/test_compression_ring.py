@@ -16,13 +16,17 @@ from tfdist.scheme.toy import Problem
 from tfdist.training import traffic
 
 from conftest import load_program
+import parts
 from processes import ROOT
 import test_compression
 from test_compression import NAMES, size_of
 import test_ring
+import test_seam
+import test_simulation
 from test_ring import together
 
 run_ring, connect, workers = test_ring.run_ring, test_ring.connect, test_ring.workers  # fixtures
+simulated = test_simulation.toy  # a fixture, too
 START = [[8., -3., 0.5], [[0.1, 0.2, 0.3, 0.7]] * 2, [0.7]]
 
 
@@ -210,6 +214,42 @@ def test_sockets_train_as_queues_do(workers, connect, monkeypatch, name):
         worker.session.close()
 
 
+# One scheme plays all workers of a ring.
+
+@pytest.mark.parametrize('implementation, seconds', [
+    ('sockets', 2e-3 + 3 * (24e-3 + 1e-3)), ('ring', 2e-3 + 3 * 24e-3 + 8 * 1e-3)])
+def test_a_simulated_ring(simulated, implementation, seconds):
+    """Each worker has its own residual, and all of what is encoded goes around in N - 1 hops."""
+    toy = simulated('Ring-AllReduce', 4, train_steps=20, step=['2ms', '1ms'], latency=['1ms'],
+                    bandwidth=['8kbit'], changes=dict(compression='topk:0.5',
+                                                      implementation=implementation))
+    center, residuals = test_seam.flat(test_simulation.START), np.zeros((4, 3))
+    for _ in range(20):
+        pushes = [test_compression.largest_of_each(*each)
+                  for each in zip(residuals, center - toy.ms[:, np.newaxis])]
+        arrive, residuals = map(np.array, zip(*pushes))
+        center = center - test_seam.RATE * arrive.mean(axis=0)
+    assert test_seam.flat(toy.player.center()) == pytest.approx(center, rel=1e-9, abs=1e-9)
+    kept = [test_seam.flat(toy.player._own.of(worker)[:2]) for worker in range(4)]
+    assert np.array(kept) == pytest.approx(residuals, abs=1e-9) and abs(residuals).max() > 0.01
+    assert toy.clock.now == pytest.approx(20 * seconds)
+
+
+def test_a_simulated_ring_of_all_elements_has_the_bits_of_the_plain_one(simulated):
+    """Two workers: whoever is first, the sum is the same."""
+    values = [[value.tobytes() for value in simulated(
+        'Ring-AllReduce', 2, train_steps=20, step='lognormal:1ms:1',
+        changes=dict(compression=name)).player.center()] for name in ('none', 'topk:1')]
+    assert values[0] == values[1]
+
+
+def test_state_that_cannot_be_fed_is_refused_in_a_simulated_ring(simulated, monkeypatch):
+    """The push that is made for all would change it for all."""
+    monkeypatch.setattr(parts, 'only_reads_and_assigns', lambda *_: False)
+    with pytest.raises(SystemExit, match='^The model keeps state of a worker in local [^\n]*$'):
+        simulated('Ring-AllReduce', 2, changes=dict(compression='sign'))
+
+
 # What is said, and what is refused.
 
 @pytest.mark.parametrize('num_workers, name, line', [
@@ -246,10 +286,10 @@ def test_where_it_is_refused(changes, complaint):
     check(types.SimpleNamespace(**dict(settings, compression='none')))
 
 
-def test_such_a_ring_is_not_simulated(programs):
+def test_what_is_refused_is_not_simulated(programs):
     run = programs.start([sys.executable, 'Simulation/simulate.py', '--scheme=Ring-AllReduce',
-                          '--compression=sign'], cwd=ROOT)
-    run.fails('^With these flags the scheme is not simulated: in a simulated ring sums go around')
+                          '--compression=sign', '--implementation=collective'], cwd=ROOT)
+    run.fails('^With these flags the scheme is not simulated: --compression does not go with ')
 
 
 # Real processes.

@@ -5,7 +5,6 @@ The toy problem: half squares around an optimum m, so that the gradient at x is 
 """
 
 import functools
-import sys
 
 import numpy as np
 import pytest
@@ -14,13 +13,14 @@ import tensorflow.compat.v1 as tf
 from tfdist.scheme import local_rules, recipe, seam
 from tfdist.scheme.toy import Problem
 
-from processes import BEGINS, DID, ROOT
+from processes import BEGINS, DID, ROOT, warm_python
 import test_building
 from test_building import a_model, BATCH, scheme_of
 import test_recipe
+import test_simulation
 from test_seam import at_once
 
-here = test_building.here  # a fixture
+here, simulated_toy = test_building.here, test_simulation.toy  # fixtures
 NEVER = 10 ** 9
 
 
@@ -162,6 +162,49 @@ def test_the_chief_says_once_when_windows_begin(workers, capsys):
         'worker 0: from step 2 on, a step is 2 local steps of each worker\n')
 
 
+# One scheme plays all workers.
+
+@pytest.fixture
+def simulated(simulated_toy, monkeypatch):
+    """Simulates two workers on one number from 8, for four steps; see `test_simulation.Toy`."""
+    def make(ms=(0, 4), steps=4, start=(8.,), **changes):
+        monkeypatch.setattr(test_simulation, 'START', start)
+        return simulated_toy('Local-SGD', len(ms), steps, ms=ms, step=['1ms'],
+                             changes=dict(learning_rate=0.5, **changes))
+    return make
+
+
+def test_simulated_single_steps_and_windows(simulated):
+    """Also how long they take."""
+    for steps, center, local_steps in (1, 5, 1), (2, 3.5, 2), (3, 2.375, 4), (4, 2.09375, 6):
+        one = simulated(steps=steps, local_sgd_from_step=2)
+        assert one.player.center() == [center]
+        assert one.clock.now == pytest.approx(1e-3 * local_steps)
+        assert one.record.local_steps == 2 * local_steps
+
+
+@pytest.mark.parametrize('from_step, window', [(0, 2), (NEVER, 1)])
+def test_at_its_ends_it_is_simulated_local_sgd(simulated, from_step, window):
+    """To the bit, at numbers that have to be rounded, and in all that is recorded."""
+    found = []
+    for changes in dict(local_sgd_from_step=from_step), dict(communication_window=window):
+        one = simulated((0.3, 1.7), start=[0.1, [1 / 3, -0.7, 1e6]], **changes)
+        found.append(([value.tobytes() for value in one.player.center()], one.clock.now,
+                      one.exchanges, one.record.curve, one.record.local_steps))
+    assert found[0] == found[1]
+
+
+def test_simulated_local_steps_are_those_of_all_steps(programs):
+    """20 steps of one by each of two workers, and 20 of five."""
+    run = programs.start([warm_python(), ROOT / 'Simulation' / 'simulate.py', '--scheme=Local-SGD',
+                          '--workers=2', '--communication_window=5', '--local_sgd_from_step=20',
+                          '--local_steps=240', '--tests=1'])
+    run.ends_well()
+    assert run.matches('worker 0: from step 20 on, a step is 5 local steps of each worker')
+    assert run.matches('Local-SGD: starts at step 0 of 40')
+    assert run.matches('Local-SGD: did 240 local steps, .*')
+
+
 # Real processes.
 
 def test_a_run_that_resumes_on_both_sides(programs):
@@ -182,9 +225,6 @@ def test_a_run_that_resumes_on_both_sides(programs):
 
 def test_what_is_done_without_it_or_refused(programs):
     flag = '--local_sgd_from_step=5'
-    simulation = [sys.executable, 'Simulation/simulate.py', '--scheme=Local-SGD', flag]
-    programs.start(simulation, cwd=ROOT).fails(
-        '^With these flags the scheme is not simulated: with --local_sgd_from_step its runs')
     programs.run_sh('Local-SGD', flag, f'--order_dir={programs.directory / "order"}').fails(
         '^--order_dir: in this scheme not every run is the same one: such a run is not recorded')
     check = programs.run_sh('Local-SGD', '--check', flag)

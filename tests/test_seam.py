@@ -55,7 +55,7 @@ def defaults(folder, **changes):
     values = {name: flags.FLAGS[name].default for name in flags.FLAGS}
     for name in {'communication_window', 'n_fetch', 'n_push'} & load_program.flags:
         values[name] = WINDOW
-    return dict(values, learning_rate=RATE, **changes)
+    return {**values, 'learning_rate': RATE, **changes}
 
 
 def is_together(scheme):

@@ -198,6 +198,19 @@ def test_what_travels_takes_its_time():
                                    ('pushed', 0): 1.35, ('pushed', 1): 1.6})
     assert star.shares() == pytest.approx({'into the ps': 1 / 1.6, 'out of the ps': 1 / 1.6,
                                            'updates': 0.5 / 1.6})
+    assert star.most_in_line() == pytest.approx(2000), 'two pushes come at the same time'
+    assert links.Star(clock, description.Cluster()).most_in_line() is None, 'nothing ever waits'
+
+
+def test_what_is_in_line_before_the_first_push_does_not_count():
+    clock = Clock()
+    star = links.Star(clock, description.Cluster(workers='9', ps_bandwidth='8kbit'))
+    for worker in range(9):
+        clock.start(star.to_worker(worker, [1000]))
+    clock.start(star.to_ps(0, [1000]), at=20.)
+    clock.start(star.to_worker(0, [3000]), at=30.)
+    clock.run(lambda: True)
+    assert star.most_in_line() == pytest.approx(3000)
 
 
 def test_what_travels_is_spread_over_the_ps():
@@ -1100,6 +1113,7 @@ def test_the_program(simulate, tmp_path):
     out = out[1:]
     assert re.fullmatch(r'AGN: step 50 of 200, loss \d\.\d+, accuracy 0\.\d+, staleness \d\.\d '
                         r'\(max \d\), test accuracy 0\.\d+, \d+ steps/s, 0\.\d+ s', out[1])
+    assert re.search(r', updates \d+%, at most 0\.\d+ MB in line, \d+ steps/s$', out[3])
     assert re.fullmatch(r'AGN: staleness of 50% at most 3, 90% at most \d, 99% at most \d', out[4])
     assert float(re.match(r'AGN: test accuracy (\S+) after 200 steps', out[5])[1]) > 0.9
     assert re.fullmatch(r'AGN: 90% after \d+ steps, \d+ examples, 0\.\d+ s, '

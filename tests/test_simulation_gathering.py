@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 
+from tfdist.scheme import schedule
 from tfdist.scheme.toy import Problem
 from tfdist.start.quiet import tf
 
@@ -16,6 +17,7 @@ import description
 import gathering
 import parts
 import player
+import round_parts
 import shards
 import test_simulation
 from test_seam import CASES
@@ -27,6 +29,7 @@ STRAGGLERS = dict(step=['lognormal:1ms:1', 'lognormal:1ms:1', '5ms'], latency=['
 DEATHS = dict(STRAGGLERS, die=['1:9.1ms', '3:13ms'], come=['1:17.3ms', '3:13.1ms', '4:6ms'],
               leave=['2:31ms'])
 BACK = dict(STRAGGLERS, die=['1:9.1ms'], come=['1:17.3ms'])  # nobody may be missing for good
+FRAGMENTS = dict(communication_window=4, fragments=2, fragment_delay=1, fragment_alpha=0.5)
 KINDS = [
     ('HogWild', {}, DEATHS), ('HogWild', dict(compression='topk:0.5'), DEATHS),
     ('DC-ASGD', dict(variance='adaptive', lambda_0=0.125), DEATHS), ('AGN', {}, DEATHS),
@@ -35,8 +38,10 @@ KINDS = [
     ('DOWNPOUR', dict(n_fetch=3, n_push=1), DEATHS),
     ('AEASGD', {}, DEATHS), ('AEAMSGD', {}, DEATHS), ('SSP', dict(staleness_bound=1), DEATHS),
     ('Synchronous-SGD', {}, BACK), ('Synchronous-SGD', dict(replicas_to_aggregate=3), BACK),
-    ('SAGN', {}, BACK), ('Local-SGD', dict(compression='topk:0.5'), BACK), ('DiLoCo', {}, BACK),
-    ('Ring-AllReduce', {}, STRAGGLERS)]
+    ('SAGN', {}, BACK), ('Local-SGD', dict(compression='topk:0.5'), BACK),
+    ('Local-SGD', dict(local_sgd_from_step=5), BACK), ('DiLoCo', {}, BACK),
+    ('DiLoCo', FRAGMENTS, BACK), ('DiLoCo', dict(FRAGMENTS, compression='int8'), BACK),
+    ('Ring-AllReduce', {}, STRAGGLERS), ('Ring-AllReduce', dict(compression='int8'), STRAGGLERS)]
 NAMES = ['-'.join([folder, *map(str, changes.values())]) for folder, changes, _ in KINDS]
 
 
@@ -110,9 +115,9 @@ def test_what_is_kept_may_be_loaded_or_fed(toy, monkeypatch, folder, changes):
 @pytest.mark.parametrize('folder', ['HogWild', 'DOWNPOUR', 'AEASGD', 'SSP', 'Ring-AllReduce'])
 def test_a_push_reads_the_center_as_a_run_of_its_own_does(toy, monkeypatch, folder):
     at_once = toy(folder, 5, 12, **STRAGGLERS)
-    assert all(at_once.player._center_after)
-    monkeypatch.setattr(player.Player, '_make_center_after',
-                        lambda self: [[] for _ in self._exchanges(player.schedule.Push)])
+    assert all(at_once.player._parts[0]._center_after)
+    monkeypatch.setattr(round_parts.RoundParts, '_make_center_after',
+                        lambda self: [[] for _ in self._exchanges(schedule.Push)])
     apart = toy(folder, 5, 12, **STRAGGLERS)
     assert what_came_of(at_once) == what_came_of(apart)
 

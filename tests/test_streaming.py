@@ -4,8 +4,6 @@ The toy problem of the synchronous schemes, with two variables that have the sam
 at 8, gradient x - m, learning rate 1/2. There are four local steps in a round, and two fragments.
 """
 
-import sys
-
 from absl import flags
 import numpy as np
 import pytest
@@ -16,13 +14,20 @@ from tfdist.scheme import graphs, seam
 from tfdist.training import sessions, traffic
 
 import test_synchronous
-from processes import BEGINS, DID, INCOMPLETE, ROOT, STEP, Tasks, TEST
+from processes import BEGINS, DID, INCOMPLETE, STEP, Tasks, TEST
 from test_diloco import ADAM, outer
 from test_synchronous import join
 
 workers = test_synchronous.workers  # a fixture
 PLAIN = outer(1., 0.)  # the center goes to the mean
 STREAMS = dict(communication_window=4, fragments=2, fragment_delay=0, fragment_alpha=0.)
+# Optima, delay, alpha, the outer step; and the center: its first fragment changes after local steps
+# 2, 6 and 10, the second after 4 and 8.
+WORKED = [
+    ((0, 4), 0, 0., outer(1., 0.5), [1.25, 1.1796875, 1.9465332], [-0.4375, 1.58398438]),
+    ((0, 4), 1, 0., outer(1., 0.5), [1.25, 1.109375, 1.87988281], [-0.4375, 1.35546875]),
+    ((0, 4), 1, 0.5, outer(1., 0.5), [1.25, 1.25, 1.9296875], [-0.4375, 1.6015625]),
+    ((0, 4, 8), 2, 0.5, outer(0.7, 0.9), [4.01, 2.338925, 2.75520931], [3.0125, 2.04584375])]
 # In the way of whoever goes on before the step of all is complete.
 WAITS = {'QueueDequeueManyV2', 'AccumulatorTakeGradient', 'ResourceAccumulatorTakeGradient'}
 
@@ -76,14 +81,8 @@ def accumulated(worker):
 
 # The rule.
 
-@pytest.mark.parametrize('ms, delay, alpha, changes, firsts, seconds', [
-    ((0, 4), 0, 0., outer(1., 0.5), [1.25, 1.1796875, 1.9465332], [-0.4375, 1.58398438]),
-    ((0, 4), 1, 0., outer(1., 0.5), [1.25, 1.109375, 1.87988281], [-0.4375, 1.35546875]),
-    ((0, 4), 1, 0.5, outer(1., 0.5), [1.25, 1.25, 1.9296875], [-0.4375, 1.6015625]),
-    ((0, 4, 8), 2, 0.5, outer(0.7, 0.9), [4.01, 2.338925, 2.75520931], [3.0125, 2.04584375]),
-])
+@pytest.mark.parametrize('ms, delay, alpha, changes, firsts, seconds', WORKED)
 def test_worked_numbers(streams, ms, delay, alpha, changes, firsts, seconds):
-    """The first fragment changes after local steps 2, 6 and 10, the second after 4 and 8."""
     made = streams(ms, fragment_delay=delay, fragment_alpha=alpha, **changes)
     expected = [8., 8.]
     for step in range(5):
@@ -336,12 +335,6 @@ def test_it_is_not_recorded(streams, monkeypatch):
     with worker.graph.as_default(), pytest.raises(
             SystemExit, match='^--order_dir: in this scheme a worker begins [^\n]*$'):
         sessions.Trainer.of(worker.scheme)
-
-
-def test_it_is_not_simulated(programs):
-    run = programs.start([sys.executable, 'Simulation/simulate.py', '--scheme=DiLoCo',
-                          '--fragments=2'], cwd=ROOT)
-    run.fails('^With these flags the scheme is not simulated: workers keep values of their own, ')
 
 
 def test_fragments_are_of_about_the_same_size():

@@ -125,7 +125,9 @@ class Rule:
 
     def keep(self):
         """Returns an op, made after the last step, that saves the slots for the next run."""
-        return exchange.assign(self._kept, self._now)
+        # Tensors of their own: whoever runs a part of the graph alone may feed what others have
+        # computed.
+        return exchange.assign(self._kept, [tf.identity(value) for value in self._now])
 
 
 class Sgd(Rule):

@@ -76,6 +76,8 @@ class Seam:
         if the workers do not sum up among themselves.
       asks_for_sums: bool, whether a worker asks another one for each piece of a sum, as TensorFlow
         does, and so waits for a round trip; otherwise the pieces come unasked.
+      gathered: tensor, what all workers send each other, [num_workers, ...], from which `sums` are
+        made; None if sums themselves go around.
       gate: `Gate` of this worker, or None.
       pulls: list of lists of tensors, one for each pull in a run; None if `pull` is the only one.
         `pull` is the first; run by itself, it also reads what to feed to the others.
@@ -97,16 +99,22 @@ class Seam:
         pushes that came too late to count.
       exchanges: list of `schedule.Pull` and `schedule.Push`, all of a run in order; by default as
         `schedule.of` spreads them.
+      fragment: list of ints, the places of the network's variables that a run exchanges, in
+        ascending order; None for all.
+      beginning: `Beginning`, or None.
       others: list of further `Seam`, if not every run of the scheme is the same one: see `at`.
       network, task_index, num_workers: as given.
     """
 
     complete: Optional[tf.Tensor] = None
     finish: Optional[dict] = None
+    gathered: Optional[tf.Tensor] = None
     gate: Optional[Gate] = None
     pulls: Optional[list] = None
     pushes: Optional[list] = None
     exchanges: Optional[list] = None
+    fragment: Optional[list] = None
+    beginning: Optional['Beginning'] = None
     not_recorded: Optional[str] = None
     not_simulated: Optional[str] = None
     not_compared: Optional[str] = None
@@ -154,8 +162,7 @@ class Seam:
           SystemExit: naming an attribute that `make` has set to a value of another type.
         """
         self.task_index, self.num_workers = task_index, num_workers
-        self.stamps, self.own, self.workers, self.sums, self.hooks = [], [], [], [], []
-        self.others = []
+        self._have_none()
         self.network = network
         network.shared_by(num_workers)
         network.set_pace(global_step, hparams, self.local_steps_per_count(hparams))
@@ -182,12 +189,18 @@ class Seam:
         self.workers = self.workers + [worker]
         return worker
 
+    def _have_none(self):
+        """Makes the lists of parts, without any."""
+        self.stamps, self.own, self.workers, self.sums, self.hooks = [], [], [], [], []
+        self.others = []
+
     def _check(self):
         """Ends the program if an attribute has another type than this class documents."""
         lists = dict.fromkeys(('pull', 'pushed', 'stamps', 'own', 'workers', 'sums', 'hooks',
                                'others'), list)
-        optional = dict(gate=Gate, pulls=list, pushes=list, not_recorded=str, not_simulated=str,
-                        not_compared=str, finish=dict)
+        optional = dict(gathered=tf.Tensor, gate=Gate, pulls=list, pushes=list, fragment=list,
+                        beginning=Beginning, not_recorded=str, not_simulated=str, not_compared=str,
+                        finish=dict)
         for name, kind in dict(lists, computed=dict, push=dict, **optional).items():
             value = getattr(self, name, None)
             if not isinstance(value, kind) and not (value is None and name in optional):
@@ -199,17 +212,20 @@ class Seam:
                      'pulls or pushes several times in a run needs both: see '
                      'tfdist/scheme/seam.py.')
 
-    def so_far(self, **figures):
+    def so_far(self, local_steps):
         """Returns a `Seam` for `others`, whose run ends with what `make` has made until now.
 
-        Only its `train_op` is complete; what `make` makes later is no part of it.
-
         Args:
-          **figures: tensors that the train op has besides the figures of its parts.
+          local_steps: int, how many local steps the run has, which its train op tells.
         """
         other = copy.copy(self)
         other._keep_own_state()
-        other.train_op = dict(other.computed, **(other.finish or other.push), **figures)
+        state = self.network.state
+        if state:  # as of the last batch so far
+            other.pull, other.pushed = self.pull + state.pull, self.pushed + state.pushed
+        other.exchanges = schedule.of(other, local_steps)
+        other.train_op = dict(other.computed, **(other.finish or other.push),
+                              local_steps=tf.constant(local_steps))
         return other
 
     def _keep_own_state(self):
@@ -242,3 +258,16 @@ class Seam:
 
     def wait(self):
         """Returns when this worker may begin its next run: at once, unless overridden."""
+
+
+class Beginning(Seam):
+    """What a worker does once in each session, before its first run: it reads the center.
+
+    Of a `Seam` it has `pull`, all that it reads; `computed`, which updates `own`; and `exchanges`.
+    """
+
+    def __init__(self, pull, computed):
+        """Takes a list and a dict of tensors."""
+        self._have_none()
+        self.pull, self.pushed, self.computed, self.push = pull, [], computed, {}
+        self.exchanges = [schedule.Pull(0, pull)]
