@@ -12,8 +12,8 @@ FED = 'fed'  # collection of the placeholders that are fed whenever the graph ru
 class State:
     """Variables that the model itself assigns to: read before a run, and pushed with it.
 
-    A run adds to the center a share of the change that its local steps, in order, made to the values
-    it read.
+    A run adds to the center a share of the change that its local steps, in order, made to the
+    values it read.
 
     Attributes:
       stand_ins: list of stand-ins for the variables, the same in all builds of the model.
