@@ -76,6 +76,8 @@ class Player:
       pushes_first: bool, whether a push needs no batch: it can leave before the worker computes.
       computes_later: bool, whether a worker's computation depends on nothing but what it has pulled
         and drawn. Otherwise, as with dropout, each is made when the worker pulls.
+      tear: function of the list of arrays that a worker pushes, which returns what arrives of it; or
+        None: all of it does.
     """
 
     def __init__(self, scheme_class, make, hparams, num_workers, seed=1):
@@ -109,7 +111,7 @@ class Player:
             self._center_after = self._make_center_after()
             initialize = [tf.global_variables_initializer(), tf.local_variables_initializer(),
                           tf.tables_initializer()]
-        self.session = parts.new_session(graph)
+        self.session, self.tear = parts.new_session(graph), None
         for op in initialize:
             self.session.run(op)
         graph.finalize()
@@ -321,7 +323,8 @@ class Player:
           Dict of the figures of the push.
         """
         values = dict(one.fed)
-        values.update(zip(self._arrived[number], one.pushed[number]))
+        pushed = one.pushed[number]
+        values.update(zip(self._arrived[number], self.tear(pushed) if self.tear else pushed))
         values.update(zip(self._sums, sums))
         values.update(dict.fromkeys(self._stamps, one.step if stamp is None else stamp))
         if self.scheme.gate:
