@@ -17,7 +17,7 @@ import sys
 import experiments
 import schemes
 import study_cases
-from study_cases import Absent, MissingError, STAGES, Study
+from study_cases import MissingError, STAGES, Study
 import study_plots
 import study_report
 
@@ -56,22 +56,6 @@ def open_table(path):
     return experiments.Table(path, study_cases.COLUMNS, study_cases.FIGURES)
 
 
-def is_done(table, name, stage):
-    """Returns whether all that a stage, a name of STAGES, asks of a scheme is in the table."""
-    try:
-        STAGES[stage](Study(table, Absent(name)))
-    except MissingError:
-        return False
-    return True
-
-
-def left(table, names):
-    """Returns what is still to be simulated of some schemes, a dict by stage of lists of names."""
-    found = {stage: [name for name in names if study_cases.has_stage(name, stage)
-                     and not is_done(table, name, stage)] for stage in STAGES}
-    return {stage: names for stage, names in found.items() if names}
-
-
 def simulate(table, names, jobs=None):
     """Simulates what is not in the table yet, stage by stage.
 
@@ -90,7 +74,7 @@ def simulate(table, names, jobs=None):
 
     for stage in STAGES:
         experiments.for_each(functools.partial(do, stage),
-                             left(table, names).get(stage, []), jobs)
+                             study_cases.left(table, names, stage), jobs)
 
 
 def commands(table, asked):

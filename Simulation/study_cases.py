@@ -387,3 +387,15 @@ STAGES = {stage.__name__: stage for stage in (
 def has_stage(name, stage):
     """Returns whether a stage, by its name, is about a scheme, by its name."""
     return (name in ALIKE) == (stage == 'alike')
+
+
+def left(table, names, stage):
+    """Returns those of some schemes of which a stage, by its name, is not in the table yet."""
+    def is_left(name):
+        try:
+            STAGES[stage](Study(table, Absent(name)))
+        except MissingError:
+            return True
+        return False
+
+    return [name for name in names if has_stage(name, stage) and is_left(name)]
