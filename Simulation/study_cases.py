@@ -6,11 +6,11 @@ from all that was simulated; what is told is of the other half.
 """
 
 import functools
-import math
 
+from measuring.study import reached, TEACHER, worth
 import schemes
 
-TEACHER, DIGITS = 'teacher', 'digits'
+DIGITS = 'digits'
 # The local steps, of 32 examples, of all workers together: 100 by each of 1,024.
 LOCAL_STEPS = {TEACHER: 102400, DIGITS: 10000}
 COLUMNS = ['model', 'workers', 'cluster', 'step', 'update', 'ps_bandwidth', 'torn',
@@ -26,7 +26,6 @@ OF_DIGITS = 1, 8, 64
 SOME = 64  # workers with which the study begins, and whose cluster is varied
 CLUSTERS = 'ethernet', 'sites'
 STEPS = {'none': '', 'stragglers': ','.join(['2ms'] * 9 + ['10ms']), 'tails': 'pareto:1ms:2'}
-TARGET = 0.3  # excess loss whose time is told
 SEEDS = '1', '2', '3'
 FACTOR, FARTHEST = 3, 8  # of the grid of step sizes; and its largest exponent
 # Step sizes of another kind than that of SGD: those of Adagrad, of AdamW, and of Adam.
@@ -41,8 +40,6 @@ STARTS = {'HogWild': -2, 'DC-ASGD': -2, 'SSP': -2, 'AGN': -2, 'DOWNPOUR': -2, 'D
 ALIKE = {'Distributed-Setup': 'HogWild', 'Elastic-Workers': 'HogWild',
          'Parameter-Placement': 'HogWild', 'Work-Queue': 'HogWild',
          'Synchronous-SGD-different-learning-rates': 'Synchronous-SGD'}
-LEARNS = 0.2  # accuracy of a run that has learned anything; chance is 0.1
-LOST = math.inf, math.inf
 # One worker that exchanges only once in ten local steps: nearly plain SGD, for the speed-up.
 REFERENCE = 'Local-SGD'
 # What makes a ceiling, with what is assumed in its place, and the schemes that are asked.
@@ -128,45 +125,6 @@ def of_momentum(workers, rate):
             'plain': ('HogWild', dict(case(1), learning_rate=rate, **short))}
 
 
-def worth(row):
-    """Returns how good a row is on the half to choose by, a tuple: less is better.
-
-    If it has diverged, or learned nothing, it is LOST.
-    """
-    excess = row['validation_excess_loss']
-    if row['diverged'] == '1':
-        return LOST
-    if excess:
-        return (float(excess), 0.) if math.isfinite(float(excess)) else LOST
-    accuracy = float(row['validation_accuracy'])
-    return (-accuracy, float(row['validation_loss'])) if accuracy >= LEARNS else LOST
-
-
-def curve(row, half=0):
-    """Returns the excess loss of a row by local steps and seconds, a list of triples of floats.
-
-    `half` is 0 for the half of the test set that is reported, and 1 for that to choose by.
-    """
-    tests = [list(map(float, test.split(':'))) for test in row['excess_curve'].split()]
-    return [(test[0], test[1], test[2 + half]) for test in tests]
-
-
-def reached(row, target=TARGET, half=0):
-    """Returns after how many local steps and seconds an excess loss was reached, two floats.
-
-    Between two tests it is taken as a power of both. None if the run ends above it.
-    """
-    tests = curve(row, half)
-    if row['diverged'] == '1' or not tests or not tests[-1][2] <= target:
-        return None
-    at = next(i for i, test in enumerate(tests) if test[2] <= target)
-    there, before = tests[at], tests[max(0, at - 1)]
-    if not at or not math.isfinite(before[2]):
-        return there[:2]
-    share = math.log(before[2] / target) / math.log(before[2] / there[2])
-    return tuple(early ** (1 - share) * late ** share for early, late in zip(before, there[:2]))
-
-
 def settle(found, measure, start):
     """Measures until the best exponent has been measured, and so have both of its neighbours.
 
@@ -182,11 +140,11 @@ def settle(found, measure, start):
         found[start] = measure(start)
     while True:
         best = min(found, key=lambda exponent: (found[exponent], exponent))
-        left = [exponent for exponent in (best - 1, best + 1)
+        near = [exponent for exponent in (best - 1, best + 1)
                 if abs(exponent) <= FARTHEST and exponent not in found]
-        if not left:
+        if not near:
             return best
-        found[left[0]] = measure(left[0])
+        found[near[0]] = measure(near[0])
 
 
 class Study:

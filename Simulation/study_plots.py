@@ -4,12 +4,13 @@ import functools
 import statistics
 
 import matplotlib
+from measuring.study import curve, TARGET
 from measuring.style import GREY, logarithmic, look_of, STYLE, write
 import experiments
 import schemes
 import study_cases
-from study_cases import (Absent, ALIKE, case, CLUSTERS, curve, NUMBERS, OF_DIGITS, REFERENCE, SOME,
-                         Study, TARGET)
+from study_cases import (Absent, ALIKE, case, CLUSTERS, NUMBERS, OF_DIGITS, REFERENCE, SOME,
+                         Study)
 import study_report
 from study_report import best_rows, digits_rows, mean_reached, soonest_rows
 

@@ -4,12 +4,13 @@ import statistics
 import textwrap
 
 from measuring import readmes
+from measuring.study import curve, reached, TARGET
 import numpy as np
 import experiments
 import schemes
 import study_cases
-from study_cases import (Absent, ALIKE, case, CLUSTERS, curve, DIGITS, MissingError, NUMBERS,
-                         OF_DIGITS, rate_of, reached, REFERENCE, SOME, STEPS, Study, TARGET)
+from study_cases import (Absent, ALIKE, case, CLUSTERS, DIGITS, MissingError, NUMBERS, OF_DIGITS,
+                         rate_of, REFERENCE, SOME, STEPS, Study)
 
 README = experiments.HERE / 'README.md'
 PAGE = experiments.HERE / 'results' / 'study.md'
