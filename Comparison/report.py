@@ -222,11 +222,10 @@ def tables(rows, place):
 
 ABOUT = """
 Each scheme was run with 2 workers on one machine of {machine}, with the step size of its folder,
-which is not tuned. [The study](Simulation/#the-study) simulates {many} workers on a problem whose
-least possible loss is known, and chooses the step size of each scheme; its *excess loss* is above
-that. Schemes that are as good as each other stand together: their accuracies are within {equal},
-which is three of the test images, excess losses within a twentieth, and other figures within a
-quarter.
+not tuned. [The study](Simulation/#the-study) simulates {many} workers on a problem whose least
+possible loss is known, and tunes the step sizes; *excess loss* is above that. Schemes that are as
+good as each other stand together: accuracies within {equal}, three of the test images; excess
+losses within a twentieth; other figures within a quarter.
 """
 WHY = """
 With 2 workers an update is {stale:.1f} updates late, and a window only saves exchanges; with {many}

@@ -163,7 +163,7 @@ def windows(table):
                       label=f'{name}, {"unequal" if shift else "equal"} data', **look)
     for panel, title in zip(axes, ('excess loss', f's to an excess loss of {TARGET}')):
         panel.set(title=title, xlabel='window', xscale='log', xticks=study_cases.WINDOWS)
-        panel.set_xticklabels(study_cases.WINDOWS)
+        panel.set_xticklabels(map(str, study_cases.WINDOWS))
         panel.minorticks_off()
         logarithmic(panel, 'y')
     axes[0].legend(handlelength=4)
