@@ -300,10 +300,11 @@ def in_the_study(study, figure, cluster='ethernet', step=''):
 
 
 def never(soon, slow):
-    """Returns a sentence: which schemes of the study do not reach its excess loss, or ''.
+    """Returns a sentence: which schemes of the study do not reach its excess loss; '' if all do.
 
     Args:
-      soon, slow: dicts by scheme of times, or None, without slow workers and with them.
+      soon: dict by scheme of times, or None.
+      slow: the same with slow workers.
     """
     lost = sorted(name for name in soon if not soon[name])
     with_slow = sorted(name for name in slow if soon.get(name) and not slow[name])

@@ -1,4 +1,4 @@
-"""Tests on two halves of the test set: by one of them to choose, such as a step size, and to report.
+"""Tests on two halves of the test set: by one of them to choose, and by the other to report.
 
 In each batch of the test set every other example is of the half whose figures are called validation
 figures. So no example is in both.

@@ -76,8 +76,8 @@ class Player:
       pushes_first: bool, whether a push needs no batch: it can leave before the worker computes.
       computes_later: bool, whether a worker's computation depends on nothing but what it has pulled
         and drawn. Otherwise, as with dropout, each is made when the worker pulls.
-      tear: function of the list of arrays that a worker pushes, which returns what arrives of it; or
-        None: all of it does.
+      tear: function of the list of arrays that a worker pushes, which returns what arrives of it;
+        or None: all of it does.
     """
 
     def __init__(self, scheme_class, make, hparams, num_workers, seed=1):

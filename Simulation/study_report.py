@@ -1,4 +1,4 @@
-"""Writes the study: guides into README.md, tables into results/study.md and each folder's README."""
+"""Writes the study: guides into README.md, tables into study.md and the folders' READMEs."""
 
 import statistics
 import textwrap
@@ -331,7 +331,7 @@ def _digits(table):
 
 
 def digits_rows(study, workers):
-    """Returns the rows of a `Study` with the digits, with the best step size or that of its like."""
+    """Returns the rows of the digits with the best step size, or that of the scheme of ALIKE."""
     its_case = case(workers, DIGITS)
     if study.name not in ALIKE:
         return best_rows(study, its_case)
@@ -460,11 +460,12 @@ def tables(table):
 
 
 def publish(table, readme=README, page=PAGE, root=schemes.ROOT):
-    """Puts the guides into README.md, all tables into the page, and some into each folder's README.
+    """Puts the guides into README.md, all tables into the page, and a table into each folder's.
 
     Args:
       table: `experiments.Table`.
-      readme, page: paths.
+      readme: path, of README.md.
+      page: path.
       root: path, where the folders are.
     """
     readmes.fill(readme, {'least excess': excess_guide(table), 'first': times_guide(table),

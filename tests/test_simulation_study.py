@@ -234,7 +234,8 @@ def test_what_the_tables_say(table):
     assert cells_of(parts['times'], 'HogWild')[0] == (
         f'{sum(of_seeds) / 3:.3g} ({sum(of_one) / sum(of_seeds):.2g})')
     assert cells_of(parts['times'], 'HogWild')[2:] == ['–', '–']
-    assert [cells_of(parts['digits'], name)[1].split()[0] for name in ('Work-Queue', 'HogWild')] == [
+    assert [cells_of(parts['digits'], name)[1].split()[0]
+            for name in ('Work-Queue', 'HogWild')] == [
         '0.989'] * 2
     assert ' '.join(parts['alike'].split()).endswith('or on other examples: none.')
     assert len(cells_of(parts['disturbed'], 'AGN')) == 9
@@ -265,7 +266,7 @@ def test_the_critical_batch():
 
 def test_a_cell_is_repeated_by_one_command(table):
     """The command has all flags of the row, and no other one."""
-    rows = [row for row in table.rows.values() if row['step']]
+    rows = [row for row in table.rows.values() if row.get('step')]
     words = shlex.split(study_report.command(rows[0]))
     assert words[:2] == ['bash', 'Simulation/run.sh']
     flags = dict(word[2:].split('=', 1) for word in words[2:])
