@@ -22,13 +22,15 @@ TIMED = 'resnet', 'clicks'  # the models of which the rates are told
 # loss, within a twentieth; others, within what a machine is now and then slower or faster.
 EQUAL, NEARLY, LATE = 0.01, 1.05, 1.25
 FORMS = {'accuracy': '{:.3f} of the test images', 'seconds_to_95': '{:.2f} s to 95 %',
-         'target_seconds': f'{{:.3g}} s to an excess loss of {its_study.TARGET}',
+         'target_seconds': '{:.3g} s to 95 %',
+         'excess_seconds': f'{{:.3g}} s to an excess loss of {its_study.TARGET}',
          'excess_loss': '{:.3f} of excess loss', 'sent': '{:,.0f} B in a local step',
          'straggling': '{:.0f} local steps/s with a straggler', 'rate': '{:.0f} local steps/s'}
 # The figures of which the least is the best.
-LEAST = 'seconds_to_95', 'target_seconds', 'excess_loss', 'sent'
-STUDY = ROOT / 'Simulation' / 'results' / 'study.csv'
-MANY = 64  # workers of the study in the guide
+LEAST = 'seconds_to_95', 'target_seconds', 'excess_seconds', 'excess_loss', 'sent'
+STUDY, OLDER_STUDY = (ROOT / 'Simulation' / 'results' / name
+                      for name in ('study.csv', 'older-study.csv'))
+MANY, ENOUGH = 64, 0.95  # workers of the study in the guide; the accuracy of the older one in time
 STRAGGLERS = ','.join(['2ms'] * 9 + ['10ms'])  # of the study: the times of local steps
 SHOWN_ABOVE = 'overview', 'models'  # pictures that have their place in Comparison/README.md
 
@@ -222,10 +224,9 @@ def tables(rows, place):
 
 ABOUT = """
 Each scheme was run with 2 workers on one machine of {machine}, with the step size of its folder,
-not tuned. [The study](Simulation/#the-study) simulates {many} workers on a problem whose least
-possible loss is known, and tunes the step sizes; *excess loss* is above that. Schemes that are as
-good as each other stand together: accuracies within {equal}, three of the test images; excess
-losses within a twentieth; other figures within a quarter.
+not tuned. [The study](Simulation/#the-study) simulates {many} workers {problem}, and tunes the step
+sizes. Schemes that are as good as each other stand together: accuracies within {equal}, three of
+the test images; {losses}other figures within a quarter.
 """
 WHY = """
 With 2 workers an update is {stale:.1f} updates late, and a window only saves exchanges; with {many}
@@ -233,6 +234,13 @@ it is some {stale_many:.0f} updates late. {never}A ring has more hops the more w
 simulated slow network joins four sites, 50 ms there and back; where workers are slow, one in ten
 takes five times as long.
 """
+# What is told of the study, and of the older one: two of FORMS, and words.
+Told = collections.namedtuple('Told', 'best seconds target problem losses')
+NEW = Told('excess_loss', 'excess_seconds', f'an excess loss of {its_study.TARGET}',
+           'on a problem whose least possible loss is known, above which is the *excess loss*',
+           'excess losses within a twentieth; ')
+OLDER = Told('accuracy', 'target_seconds', '95 %',
+             'on the digits (the older study)', '')
 
 
 def equals(values, figure):
@@ -267,53 +275,79 @@ def _choice(values, figure, name_of=str):
     return f'{"any of " * (len(best) > 1)}{names}: {" to ".join(span)} {rest}'
 
 
-def in_the_study(study, figure, cluster='ethernet', step=''):
-    """Returns what each scheme comes to in the study with MANY workers, a dict of floats or None.
+def the_study():
+    """Returns the rows of the study; of the older one until all that is in that is in the new one.
 
-    That is the mean over the seeds with the best step size; and where the time to an excess loss is
-    asked for, with the one that takes the least. Both are chosen on the other half of the test set.
+    Either way, those of MANY workers.
     """
-    rows = collections.defaultdict(list)
-    for row in study:
-        if (row['model'], row['workers'], row['cluster'], row['step'], row['teacher_shift']) == (
-                its_study.TEACHER, str(MANY), cluster, step, ''):
-            size = row['learning_rate'], row['server_learning_rate']
-            rows[row['scheme'], size].append(row)
+    new, older = ([row for row in results.read(path) if row['workers'] == str(MANY)]
+                  for path in (STUDY, OLDER_STUDY))
+    new = [row for row in new if (row['model'], row['teacher_shift']) == (its_study.TEACHER, '')]
+    there, needed = ({(row['scheme'], row['cluster'], row['step']) for row in rows}
+                     for rows in (new, older))
+    return new if needed <= there else older
+
+
+def told_of(study):
+    """Returns the `Told` of rows of `the_study`."""
+    return NEW if study and 'excess_curve' in study[0] else OLDER
+
+
+def _seconds(row, half=0):
+    """Returns when a row of `the_study` came to what is asked for, a float, or None."""
+    if 'excess_curve' in row:
+        found = its_study.reached(row, half=half)
+        return found and found[1]
+    # The older study chooses of those that end above it.
+    is_there = row['target_seconds'] and (not half or float(row['accuracy']) >= ENOUGH)
+    return float(row['target_seconds']) if is_there else None
+
+
+def in_the_study(study, figure, cluster='ethernet', step=''):
+    """Returns what each scheme comes to in `the_study`, a dict of floats or None.
+
+    That is the mean over the seeds with the best step size; and where a time is asked for, with the
+    one that takes the least. The new study chooses both on the other half of the test set.
+    """
+    is_time = figure.endswith('_seconds')
 
     def value(its):
-        if figure == 'excess_loss':
-            return statistics.mean(float(row['excess_loss']) for row in its)
-        times = [its_study.reached(row) for row in its]
-        return None if None in times else statistics.mean(seconds for _, seconds in times)
+        values = [_seconds(row) if is_time else float(row[figure]) for row in its]
+        return None if None in values else statistics.mean(values)
 
     def worth(its):
-        soon = figure == 'target_seconds' and its_study.reached(its[0], half=1)
-        return (-math.inf, soon[1]) if soon else its_study.worth(its[0])
+        soon = is_time and _seconds(its[0], half=1)
+        if soon:
+            return -math.inf, soon
+        if 'excess_curve' in its[0]:
+            return its_study.worth(its[0])
+        return -float(its[0]['accuracy']), 0
 
+    rows = collections.defaultdict(list)
+    for row in sorted(study, key=lambda row: row.get('seed', '')):
+        if (row['cluster'], row['step']) == (cluster, step):
+            rows[row['scheme'], row['learning_rate'], row['server_learning_rate']].append(row)
     best = {}
-    for (name, _), its in rows.items():
-        its.sort(key=lambda row: int(row['seed']))
+    for (name, *_), its in rows.items():
         if name not in best or worth(its) < worth(best[name]):
             best[name] = its
-    return {name: value(its) for name, its in best.items()
-            if figure == 'target_seconds' or its[0]['diverged'] == '0'}
+    return {name: value(its) for name, its in best.items() if is_time or its[0]['diverged'] == '0'}
 
 
-def never(soon, slow):
-    """Returns a sentence: which schemes of the study do not reach its excess loss; '' if all do.
+def never(soon, slow, target):
+    """Returns a sentence: which schemes of the study never come to a target; '' if all do.
 
     Args:
       soon: dict by scheme of times, or None.
       slow: the same with slow workers.
+      target: string.
     """
     lost = sorted(name for name in soon if not soon[name])
     with_slow = sorted(name for name in slow if soon.get(name) and not slow[name])
-    parts = [f'{", ".join(lost)} never reach{"es" * (len(lost) == 1)} an excess loss of '
-             f'{its_study.TARGET}'] if lost else []
+    parts = [f'{", ".join(names)} never reach{"es" * (len(names) == 1)} {target}'
+             for names in (lost, with_slow) if names]
     if with_slow:
-        parts.append(f'with slow workers {", ".join(with_slow)} never '
-                     f'reach{"es" * (len(with_slow) == 1)} '
-                     f'{"it" if lost else f"an excess loss of {its_study.TARGET}"}')
+        parts[-1] = f'with slow workers {parts[-1]}'
     text = '; '.join(parts)
     return f'{text[0].upper()}{text[1:]}. ' if text else ''
 
@@ -330,30 +364,31 @@ def guide(rows, study):
     good = max(each.accuracy for each in schemes) - EQUAL
     accurate = [each for each in schemes if each.accuracy >= good]
     exact = [each for each in schemes if each.example.synchronous and each.example.window == 1]
-    soon = in_the_study(study, 'target_seconds')
-    slow = in_the_study(study, 'target_seconds', step=STRAGGLERS)
+    told = told_of(study)
+    soon = in_the_study(study, told.seconds)
+    slow = in_the_study(study, told.seconds, step=STRAGGLERS)
     lines = []
     for situation, candidates, figure, many in [
             ('the model trains on one machine, and that is fast enough',
              [each for each in every if each.name == REFERENCE], 'seconds_to_95', {}),
             ('you want to get there as soon as possible', accurate, 'seconds_to_95', soon),
             ('you want the best model after a fixed number of local steps', spread, 'accuracy',
-             in_the_study(study, 'excess_loss')),
+             in_the_study(study, told.best)),
             ('the network is slow', accurate, 'sent',
-             in_the_study(study, 'target_seconds', 'sites')),
+             in_the_study(study, told.seconds, 'sites')),
             ('some workers are slow', accurate, 'straggling', slow),
             ('all workers have to compute a step at the same parameters', exact, 'rate',
              {each.name: soon.get(each.name) for each in exact})]:
         values = {each.name: getattr(each, figure) for each in candidates}
         lines.append(readmes.line([
             situation, _choice(values, figure, lambda name: link(name, ROOT)),
-            _choice(many, 'excess_loss' if figure == 'accuracy' else 'target_seconds')]))
+            _choice(many, told.best if figure == 'accuracy' else told.seconds)]))
     said = {'machine': rows[0]['machine'].partition(',')[0], 'equal': EQUAL, 'many': MANY,
             'stale': statistics.median(each.mean_staleness for each in spread
                                        if each.mean_staleness),
-            'stale_many': median([row for row in study if row['workers'] == str(MANY)
-                                  and row['model'] == its_study.TEACHER],
-                                 'staleness') or 0, 'never': never(soon, slow)}
+            'stale_many': median(study, 'staleness') or 0,
+            'never': never(soon, slow, told.target), 'problem': told.problem,
+            'losses': told.losses}
     head = f'| if | with 2 workers | with {MANY} workers, simulated |\n|---|---|---|'
     return '\n'.join([readmes.paragraph(ABOUT.format(**said)), '', head, *lines, '',
                       readmes.paragraph(WHY.format(**said))])
@@ -400,7 +435,7 @@ def publish(rows, pictures, root=ROOT):
       SystemExit: if a marker is missing.
     """
     here = ROOT / 'Comparison'
-    parts = {'README.md': {'why': why(), 'guide': guide(rows, results.read(STUDY))},
+    parts = {'README.md': {'why': why(), 'guide': guide(rows, the_study())},
              'Comparison/README.md': {
                  'table': table(rows, here).rstrip(),
                  'gallery': '\n\n'.join(models_tables(rows, here)),

@@ -212,15 +212,20 @@ def picture_of(name):
 
 
 PICTURES = {'study-excess.png': excess, 'study-curves.png': curves,
-            'study-speed-up.png': speed_up, 'study-windows.png': windows}
+            'study-scaling.png': speed_up, 'study-windows.png': windows}
 
 
 def draw(table, directory):
-    """Writes the pictures of an `experiments.Table` into a directory, a path."""
+    """Writes the pictures of an `experiments.Table` into a directory, a path.
+
+    Those whose results are not told yet stay as they are, see `study_report.is_told`.
+    """
+    pictures = {picture_of(name): functools.partial(of_scheme, name=name)
+                for name in schemes.folders() if study_report.is_told(table, [name])}
+    if study_report.is_told(table, schemes.folders()):
+        pictures.update(PICTURES)
     with plt.rc_context(STYLE):
-        for name, picture in [*PICTURES.items(),
-                              *((picture_of(name), functools.partial(of_scheme, name=name))
-                                for name in schemes.folders())]:
+        for name, picture in pictures.items():
             figure = picture(table)
             write(figure, directory / name, 64)
             plt.close(figure)

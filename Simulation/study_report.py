@@ -398,10 +398,22 @@ def times_guide(table):
     return readmes.table(lines, 'l') if len(lines) > 1 else 'Nothing has been simulated yet.'
 
 
+OF_A_FOLDER = """
+In [the study](../Simulation/README.md#the-study), on [a problem without
+end](../docs/models.md#a-problem-without-end), with the best step size for each number of workers;
+*excess loss* is how far the loss is above the least possible one:
+"""
+ALT = ('Excess loss, time to one on two networks, and accuracy on the digits, over the number of '
+       'workers')
+
+
 def of_folder(table, name):
     """Returns what the README of a folder has of the study, in Markdown."""
-    study, one = Study(table, Absent(name)), seconds_of_one(table)
+    study, one, words, alt = Study(table, Absent(name)), seconds_of_one(table), OF_A_FOLDER, ALT
     if name in ALIKE:
+        words = f'In [the study](../Simulation/README.md#the-study), on the digits, with the ' \
+                f'step sizes of {ALIKE[name]}:'
+        alt = 'Accuracy on the digits, and local steps in a second, over the number of workers'
         lines = [['workers', 'test accuracy', f'that of {ALIKE[name]}', 'local steps/s']]
         for workers in OF_DIGITS:
             rows = digits_rows(study, workers)
@@ -416,7 +428,9 @@ def of_folder(table, name):
                    *(seconds(soonest_rows(study, case(workers, cluster=cluster),
                                           cluster == CLUSTERS[0]), one) for cluster in CLUSTERS)]
                   for workers in NUMBERS]
-    return _again(lines, [])
+    return '\n\n'.join([readmes.paragraph(words), _again(lines, []), (
+        f'![{alt}: {name} in colour, the others in grey]'
+        f'(../Simulation/results/scheme-{name}.png)')])
 
 
 def conditions(table):
@@ -443,7 +457,7 @@ def whats_left(table):
     if not parts:
         return 'All of it has been simulated.'
     return readmes.paragraph(
-        'Not simulated yet, by the stages of study_cases.py: '
+        'Not simulated yet, by the stages of `study_cases.py`: '
         f'{"; ".join(parts)}. `make simulate ARGS=--study` goes on with it.')
 
 
@@ -459,8 +473,47 @@ def tables(table):
         'digits': _digits(table), 'alike': alike(table)})
 
 
+GUIDE = """### Which scheme for how many workers
+
+*Excess loss* is how far the loss is above the least possible one, in nats. The least after all
+local steps, on `ethernet`, with the best step size of each scheme:
+
+{excess}
+
+The fastest to an excess loss of {target}, with the speed-up over one worker:
+
+{times}
+
+![Excess loss over the number of workers, with the best step sizes](results/study-excess.png)
+
+![Excess loss with 64 workers by examples and by virtual time](results/study-curves.png)
+
+![Speed-up over one worker, on ethernet and between sites](results/study-scaling.png)
+
+The dotted line is the critical batch size: from there on more workers hardly help. See [how it was
+found](results/study.md#the-critical-batch-size). That page also has
+[stragglers](results/study.md#stragglers-and-heavy-tails), [unequal
+data](results/study.md#unequal-data), [the momentum that asynchrony
+makes](results/study.md#the-momentum-that-asynchrony-makes), and [what comes out if what makes a
+ceiling is assumed to be something else](results/study.md#what-makes-a-ceiling).
+
+![Excess loss and time over the window, of Local-SGD and DiLoCo](results/study-windows.png)
+
+Its limits: one network of 9,610 weights; a coarse grid of step sizes, chosen with one seed; where
+no ± stands, one seed; and costs that are assumed, not measured."""
+
+
+def is_told(table, names):
+    """Returns whether what READMEs tell of some schemes has been simulated, at least once.
+
+    Until then these have what stood there before: the results of an older study.
+    """
+    return not any(study_cases.left(table, names, stage)
+                   for stage in ('some', 'digits', 'alike', 'scale'))
+
+
 def publish(table, readme=README, page=PAGE, root=schemes.ROOT):
-    """Puts the guides into README.md, all tables into the page, and a table into each folder's.
+    """Puts all tables into the page, and guides and some tables into READMEs, see `is_told`.
 
     Args:
       table: `experiments.Table`.
@@ -468,8 +521,10 @@ def publish(table, readme=README, page=PAGE, root=schemes.ROOT):
       page: path.
       root: path, where the folders are.
     """
-    readmes.fill(readme, {'least excess': excess_guide(table), 'first': times_guide(table),
-                          'left': whats_left(table)})
     readmes.fill(page, tables(table))
+    guide = GUIDE.format(excess=excess_guide(table), times=times_guide(table), target=TARGET)
+    readmes.fill(readme, dict({'left': whats_left(table)}, **(
+        {'study': guide} if is_told(table, schemes.folders()) else {})))
     for name in schemes.folders():
-        readmes.fill(root / name / 'README.md', {'study': of_folder(table, name)})
+        if is_told(table, [name]):
+            readmes.fill(root / name / 'README.md', {'study': of_folder(table, name)})

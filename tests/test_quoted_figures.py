@@ -1,6 +1,6 @@
-"""Figures that READMEs quote from the simulation are in its results, claims.csv.
+"""Figures that READMEs quote from the simulation are in its results: those of claims and studies.
 
-Those of the study are in tables that it writes, and in no sentence: see test_simulation_study.
+Those of the new study are in tables that it writes, and in no sentence: see test_simulation_study.
 """
 
 import functools
@@ -9,6 +9,7 @@ import re
 import pytest
 
 from conftest import ROOT
+from measuring import results
 
 import claims
 import experiments
@@ -23,6 +24,11 @@ NUMBER = re.compile(r'(?<![\w.,=-])(\d+(?:,\d{3})*(?:\.\d+)?)(?![\w-]|[.,]\d)( s
 @functools.lru_cache(maxsize=None)
 def table_of_claims():
     return experiments.Table(claims.RESULTS / 'claims.csv', papers.COLUMNS)
+
+
+@functools.lru_cache(maxsize=None)
+def older_study():
+    return results.read(claims.RESULTS / 'older-study.csv')
 
 
 def quoted(text):
@@ -74,14 +80,19 @@ def strangers(text, folder=None):
 
     Args:
       text: string. Its figures are those of one of the claims that the folder shows, if it leads
-        to the claims. Otherwise it has none.
+        to the claims. Otherwise they are the older study's, of the schemes that it names, with the
+        numbers of workers that it names, or with one.
       folder: string, whose README it is of.
     """
     text = ' '.join(text.split())
     if '#what-the-papers-claim' in text or 'results/claim-' in text:
         sources = [figures_of_claim(claim) for claim in papers.CLAIMS if folder in claim.folders]
     else:
-        sources = [figures_of([])]
+        numbers = {number.replace(',', '') for number in re.findall(r'(?<!\.)\b\d[\d,]*\b', text)}
+        names = [name for name in schemes.folders()
+                 if name == folder or re.search(rf'(?<![\w-]){name}(?![\w-])', text)]
+        sources = [figures_of([row for row in older_study() if row['scheme'] in names
+                               and row['workers'] in numbers | {'1', '2'}])]
     return min(([number for kind, number in quoted(text)
                  if not is_quoted_from(number, source[kind])] for source in sources), key=len)
 
@@ -98,6 +109,16 @@ def paragraphs(folder):
 def test_figures_of_a_folder(folder):
     assert {paragraph: strange for paragraph in paragraphs(folder)
             for strange in [strangers(paragraph, folder)] if strange} == {}
+
+
+def test_figures_of_the_older_study():
+    """What Simulation/README.md concludes from it, as long as that stands there."""
+    text = (ROOT / 'Simulation' / 'README.md').read_text(encoding='utf-8')
+    section = text.partition('<!-- study begins -->')[2].partition('<!-- study ends -->')[0]
+    for paragraph in re.split(r'\n\s*\n', section):
+        if not paragraph.startswith(('|', '!')):
+            for verdict in paragraph.split('\n- '):
+                assert strangers(verdict) == [], verdict
 
 
 def test_what_the_claims_need_a_word_for():
@@ -124,10 +145,12 @@ def test_what_the_claims_need_a_word_for():
 
 
 def test_a_wrong_figure_is_found():
-    """A time that another number of backup workers has not, and one of no claim."""
+    """A time that another number of backup workers has not, and an accuracy of other workers."""
     right = ('8 of 50 workers as backups cut it from 1.36 s to 0.18 s: see [what the papers '
              'claim](../Simulation/README.md#what-the-papers-claim).')
     assert strangers(right, 'Synchronous-SGD') == []
     assert strangers(right.replace('0.18', '0.23'), 'Synchronous-SGD') == ['0.23']
-    assert strangers('128 workers reach 0.919; 14,944 local steps/s.', 'HogWild') == [
-        '0.919', '14,944']
+    right = '128 workers reach 0.919; 14,944 local steps/s.'
+    assert strangers(right, 'Synchronous-SGD') == []
+    assert strangers(right.replace('128', '32'), 'Synchronous-SGD') == ['0.919', '14,944']
+    assert strangers(right, 'HogWild') == ['0.919', '14,944']

@@ -319,30 +319,64 @@ def test_the_picture_of_a_scheme(name, table):
 
 
 @pytest.mark.thorough
-def test_pictures_of_nothing(tmp_path):
+def test_all_pictures(table, tmp_path):
+    """Those of a study of which nothing is there stay as they are."""
     study_plots.draw(study.open_table(tmp_path / 'none.csv'), tmp_path)
+    assert list(tmp_path.glob('*.png')) == []
+    study_plots.draw(table, tmp_path)
     assert {path.name for path in tmp_path.glob('*.png')} == {
         *study_plots.PICTURES, *map(study_plots.picture_of, schemes.folders())}
 
 
-def test_the_readmes_have_the_results(tmp_path):
-    """And the page, and the pictures."""
-    made = study.open_table(study.RESULTS / 'study.csv')
-    assert made.rows
+def copied(directory):
+    """Copies what the study writes into; returns the texts, a dict by path in the collection."""
     paths = [study_report.README, study_report.PAGE,
              *(ROOT / name / 'README.md' for name in schemes.folders())]
-    texts = {path: path.read_text(encoding='utf-8') for path in paths}
     for path in paths:
-        copy = tmp_path / path.relative_to(ROOT)
+        copy = directory / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(str(path), str(copy))
-    study_report.publish(made, *(tmp_path / path.relative_to(ROOT) for path in paths[:2]), tmp_path)
+    return {path.relative_to(ROOT): path.read_text(encoding='utf-8') for path in paths}
+
+
+def publish(table, directory):
+    """Writes a study into such copies; returns their texts."""
+    study_report.publish(table, *(directory / path.relative_to(ROOT)
+                                  for path in (study_report.README, study_report.PAGE)), directory)
+    return {path.relative_to(directory): path.read_text(encoding='utf-8')
+            for path in directory.glob('**/*.md')}
+
+
+def test_the_readmes_have_the_results(tmp_path):
+    """And the page, and the pictures."""
+    texts = copied(tmp_path)
+    assert publish(study.open_table(study.RESULTS / 'study.csv'), tmp_path) == texts, (
+        '`make simulate ARGS="--study --draw"` mends this')
+    for name in re.findall(r'\(results/([\w-]+\.(?:png|md|csv))\)',
+                           study_report.README.read_text(encoding='utf-8')):
+        assert (study.RESULTS / name).exists(), name
+
+
+def test_a_whole_study_takes_the_place_of_the_older_one(table, tmp_path):
+    """Tables and pictures, in each README; of a scheme that is not there nothing changes."""
+    copied(tmp_path)
+    texts = publish(table, tmp_path)
+    main = next(text for path, text in texts.items() if path.parent.name == 'Simulation')
+    shown = re.findall(r'results/(study[\w-]*\.png)', main)
+    assert sorted(shown) == sorted(study_plots.PICTURES) and 'older' not in main
+    assert '{' not in main.partition('<!-- study begins -->')[2].partition('<!-- study ends')[0]
     for path, text in texts.items():
-        assert (tmp_path / path.relative_to(ROOT)).read_text(encoding='utf-8') == text, (
-            '`make simulate ARGS="--study --draw"` mends this')
-    shown = re.findall(r'results/(study[\w-]*\.png)', texts[study_report.README])
-    assert sorted(shown) == sorted(study_plots.PICTURES)
-    assert all((study.RESULTS / name).exists() for name in shown)
+        name = path.parent.name
+        section = text.partition('<!-- study begins -->')[2].partition('<!-- study ends -->')[0]
+        if name in schemes.folders():
+            assert f'](../Simulation/results/{study_plots.picture_of(name)})\n' in section
+            assert 'older' not in section and '| 8 | ' in section
+    one = study.open_table(tmp_path / 'one.csv')
+    one.rows = {key: row for key, row in table.rows.items() if row['scheme'] == 'AGN'}
+    before = copied(tmp_path)
+    after = publish(one, tmp_path)
+    changed = {path.parent.name for path, text in before.items() if after[path] != text}
+    assert changed - {'Simulation', 'results'} <= {'AGN'}
 
 
 @pytest.mark.parametrize('name', schemes.folders())
