@@ -629,8 +629,8 @@ def test_the_guide_follows_from_the_results(rows, study):
         'all workers have to compute a step at the same parameters': [
             'Synchronous-SGD: 602 local steps/s', f'Synchronous-SGD: 0.35 {there}']}
     text = ' '.join(report.guide(rows, study).split())
-    assert ('AGN never reaches an excess loss of 0.3; with slow workers HogWild never reaches it. '
-            in text)
+    assert ('AGN never reaches an excess loss of 0.3; with slow workers HogWild never reaches an '
+            'excess loss of 0.3. ' in text)
     assert 'an update is 1.0 updates late' in text and 'some 60 updates late' in text
     for row in rows:
         if row['folder'] == 'AGN' and row['test_accuracy']:

@@ -89,6 +89,8 @@ def strangers(text, folder=None):
         sources = [figures_of_claim(claim) for claim in papers.CLAIMS if folder in claim.folders]
     else:
         numbers = {number.replace(',', '') for number in re.findall(r'(?<!\.)\b\d[\d,]*\b', text)}
+        for first, last in re.findall(r'(\d+) to (\d+)', text):
+            numbers |= set(map(str, range(int(first), int(last))))
         names = [name for name in schemes.folders()
                  if name == folder or re.search(rf'(?<![\w-]){name}(?![\w-])', text)]
         sources = [figures_of([row for row in older_study() if row['scheme'] in names
@@ -115,10 +117,8 @@ def test_figures_of_the_older_study():
     """What Simulation/README.md concludes from it, as long as that stands there."""
     text = (ROOT / 'Simulation' / 'README.md').read_text(encoding='utf-8')
     section = text.partition('<!-- study begins -->')[2].partition('<!-- study ends -->')[0]
-    for paragraph in re.split(r'\n\s*\n', section):
-        if not paragraph.startswith(('|', '!')):
-            for verdict in paragraph.split('\n- '):
-                assert strangers(verdict) == [], verdict
+    for verdict in re.findall(r'^- (.*(?:\n  .*)*)', section, re.MULTILINE):
+        assert strangers(verdict) == [], verdict
 
 
 def test_what_the_claims_need_a_word_for():

@@ -363,14 +363,14 @@ def test_a_whole_study_takes_the_place_of_the_older_one(table, tmp_path):
     texts = publish(table, tmp_path)
     main = next(text for path, text in texts.items() if path.parent.name == 'Simulation')
     shown = re.findall(r'results/(study[\w-]*\.png)', main)
-    assert sorted(shown) == sorted(study_plots.PICTURES) and 'older' not in main
+    assert sorted(shown) == sorted(study_plots.PICTURES) and 'older study' not in main
     assert '{' not in main.partition('<!-- study begins -->')[2].partition('<!-- study ends')[0]
     for path, text in texts.items():
         name = path.parent.name
         section = text.partition('<!-- study begins -->')[2].partition('<!-- study ends -->')[0]
         if name in schemes.folders():
             assert f'](../Simulation/results/{study_plots.picture_of(name)})\n' in section
-            assert 'older' not in section and '| 8 | ' in section
+            assert 'older study' not in section and '| 8 | ' in section
     one = study.open_table(tmp_path / 'one.csv')
     one.rows = {key: row for key, row in table.rows.items() if row['scheme'] == 'AGN'}
     before = copied(tmp_path)
