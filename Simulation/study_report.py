@@ -399,9 +399,8 @@ def times_guide(table):
 
 
 OF_A_FOLDER = """
-In [the study](../Simulation/README.md#the-study), on [a problem without
-end](../docs/models.md#a-problem-without-end), with the best step size for each number of workers;
-*excess loss* is how far the loss is above the least possible one:
+In [the study](../Simulation/README.md#the-study), with the best step sizes; *excess loss* is what
+the loss is above the least possible one:
 """
 ALT = ('Excess loss, time to one on two networks, and accuracy on the digits, over the number of '
        'workers')

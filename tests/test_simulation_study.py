@@ -20,6 +20,7 @@ import study_cases
 from study_cases import Absent, case, DIGITS, NUMBERS, settle, SOME, Study
 import study_plots
 import study_report
+from test_readme import prose
 
 
 class Invented:
@@ -371,6 +372,7 @@ def test_a_whole_study_takes_the_place_of_the_older_one(table, tmp_path):
         if name in schemes.folders():
             assert f'](../Simulation/results/{study_plots.picture_of(name)})\n' in section
             assert 'older study' not in section and '| 8 | ' in section
+            assert len(prose(tmp_path / path)) <= 1000
     one = study.open_table(tmp_path / 'one.csv')
     one.rows = {key: row for key, row in table.rows.items() if row['scheme'] == 'AGN'}
     before = copied(tmp_path)
