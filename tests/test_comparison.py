@@ -16,6 +16,7 @@ import pytest
 
 from measuring import folders as measured, hosts, readmes, results, runs, style
 from measuring.folders import BARE, bytes_per_step, Example, examples, gallery, SETTINGS
+from measuring.study import TARGET
 from tfdist.start import ports
 
 import compare
@@ -580,7 +581,7 @@ def test_the_tables_of_the_gallery(rows):
 
 
 def simulated(scheme, excess, seconds, cluster='ethernet', step='', staleness=60, rate=0.1, seed=1):
-    """Returns a row of study.csv, of 64 workers; the run comes to 0.3 after some seconds."""
+    """Returns a row of study.csv, of 64 workers; the run comes to the target in that time."""
     final = f'200:{2 * seconds}:{excess}:{excess}' if seconds else '200:9:0.5:0.5'
     return {'scheme': scheme, 'model': 'teacher', 'workers': '64', 'cluster': cluster,
             'step': step, 'teacher_shift': '', 'learning_rate': str(rate),
@@ -613,7 +614,7 @@ def cells_of_guide(rows, study):
 
 def test_the_guide_follows_from_the_results(rows, study):
     """Those that are as good as the best stand together; AGN is not accurate enough here."""
-    there = 's to an excess loss of 0.3'
+    there = f's to an excess loss of {TARGET}'
     soon = f'any of HogWild, Synchronous-SGD: 0.3 to 0.35 {there}'
     assert cells_of_guide(rows, study) == {
         'the model trains on one machine, and that is fast enough': [
@@ -629,8 +630,8 @@ def test_the_guide_follows_from_the_results(rows, study):
         'all workers have to compute a step at the same parameters': [
             'Synchronous-SGD: 602 local steps/s', f'Synchronous-SGD: 0.35 {there}']}
     text = ' '.join(report.guide(rows, study).split())
-    assert ('AGN never reaches an excess loss of 0.3; with slow workers HogWild never reaches an '
-            'excess loss of 0.3. ' in text)
+    assert (f'AGN never reaches an excess loss of {TARGET}; with slow workers HogWild never '
+            f'reaches an excess loss of {TARGET}. ' in text)
     assert 'an update is 1.0 updates late' in text and 'some 60 updates late' in text
     for row in rows:
         if row['folder'] == 'AGN' and row['test_accuracy']:
