@@ -146,7 +146,7 @@ def speed_up(table):
         logarithmic(panel, 'y', (1,))
         panel.set_ylim(0.01, 1024)
         if line == 0:
-            panel.legend(loc='upper left', handlelength=4)
+            panel.legend(loc='lower right', handlelength=4)
     return figure
 
 
