@@ -5,11 +5,12 @@ Simulation.
 """
 
 import collections
+import math
 import os
 import re
 import statistics
 
-from measuring import readmes, results
+from measuring import readmes, results, study as its_study
 from measuring.folders import BARE, bytes_per_step, examples, GROUPS, ROOT
 from measuring.results import median, numbers
 
@@ -17,15 +18,19 @@ TABLE = 'table', 'quick'  # the experiments with the runs of the table
 REFERENCE = 'Non-Distributed-Setup'  # one process
 NEAR = 0.02  # of a metric: about as good as one process
 TIMED = 'resnet', 'clicks'  # the models of which the rates are told
-# Of the guide: what is as good as the best. An accuracy, within three images of the test; others,
-# within what a machine is now and then slower or faster.
-EQUAL, LATE = 0.01, 1.25
+# Of the guide: what is as good as the best. An accuracy, within three images of the test; an excess
+# loss, within a twentieth; others, within what a machine is now and then slower or faster.
+EQUAL, NEARLY, LATE = 0.01, 1.05, 1.25
 FORMS = {'accuracy': '{:.3f} of the test images', 'seconds_to_95': '{:.2f} s to 95 %',
-         'target_seconds': '{:.3g} s to 95 %', 'sent': '{:,.0f} B in a local step',
+         'target_seconds': '{:.3g} s to 95 %',
+         'excess_seconds': f'{{:.3g}} s to an excess loss of {its_study.TARGET}',
+         'excess_loss': '{:.3f} of excess loss', 'sent': '{:,.0f} B in a local step',
          'straggling': '{:.0f} local steps/s with a straggler', 'rate': '{:.0f} local steps/s'}
-LEAST = 'seconds_to_95', 'target_seconds', 'sent'  # the figures of which the least is the best
-STUDY = ROOT / 'Simulation' / 'results' / 'study.csv'
-MANY, ENOUGH = 64, 0.95  # workers of the study in the guide; the accuracy of which a time is told
+# The figures of which the least is the best.
+LEAST = 'seconds_to_95', 'target_seconds', 'excess_seconds', 'excess_loss', 'sent'
+STUDY, OLDER_STUDY = (ROOT / 'Simulation' / 'results' / name
+                      for name in ('study.csv', 'older-study.csv'))
+MANY, ENOUGH = 64, 0.95  # workers of the study in the guide; the accuracy of the older one in time
 STRAGGLERS = ','.join(['2ms'] * 9 + ['10ms'])  # of the study: the times of local steps
 SHOWN_ABOVE = 'overview', 'models'  # pictures that have their place in Comparison/README.md
 
@@ -219,17 +224,23 @@ def tables(rows, place):
 
 ABOUT = """
 Each scheme was run with 2 workers on one machine of {machine}, with the step size of its folder,
-which is not tuned. [The study](Simulation/#the-study) simulates {many} workers, and tunes the step
-size of each scheme. Schemes that are as good as each other stand together: their accuracies are
-within {equal}, which is three of the test images, and other figures within a quarter.
+not tuned. [The study](Simulation/#the-study) simulates {many} workers {problem}, and tunes the step
+sizes. Schemes that are as good as each other stand together: accuracies within {equal}, three of
+the test images; {losses}other figures within a quarter.
 """
 WHY = """
-Where the two differ, windows of local steps are the main reason. With 2 workers an update is
-{stale:.1f} updates late, and a window only saves exchanges; with {many} it is some {stale_many:.0f}
-updates late, and windows cost accuracy: {never} never reach 95 %; with slow workers, neither does
-{never_slow}. A ring has more hops the more workers it has. The simulated slow network joins four
-sites, 50 ms there and back; where workers are slow, one in ten takes five times as long.
+With 2 workers an update is {stale:.1f} updates late, and a window only saves exchanges; with {many}
+it is some {stale_many:.0f} updates late. {never}A ring has more hops the more workers it has. The
+simulated slow network joins four sites, 50 ms there and back; where workers are slow, one in ten
+takes five times as long.
 """
+# What is told of the study, and of the older one: two of FORMS, and words.
+Told = collections.namedtuple('Told', 'best seconds target problem losses')
+NEW = Told('excess_loss', 'excess_seconds', f'an excess loss of {its_study.TARGET}',
+           'on a problem whose least possible loss is known, above which is the *excess loss*',
+           'excess losses within a twentieth; ')
+OLDER = Told('accuracy', 'target_seconds', '95 %',
+             'on the digits (the older study)', '')
 
 
 def equals(values, figure):
@@ -241,7 +252,8 @@ def equals(values, figure):
     best = (min if figure in LEAST else max)(there.values(), default=None)
     return {name: value for name, value in there.items() if (
         value >= best - EQUAL if figure == 'accuracy' else
-        value <= best * LATE if figure in LEAST else value * LATE >= best)}
+        value <= best * (NEARLY if figure == 'excess_loss' else LATE) if figure in LEAST else
+        value * LATE >= best)}
 
 
 def _choice(values, figure, name_of=str):
@@ -263,23 +275,81 @@ def _choice(values, figure, name_of=str):
     return f'{"any of " * (len(best) > 1)}{names}: {" to ".join(span)} {rest}'
 
 
-def in_the_study(study, figure, cluster='ethernet', step=''):
-    """Returns what each scheme comes to in the study with MANY workers, a dict of floats or None.
+def the_study():
+    """Returns the rows of the study; of the older one until all that is in that is in the new one.
 
-    That is with its most accurate step size; and where the time to 95 % is asked for, with the one
-    that takes the least, of those that end above 95 %.
+    Either way, those of MANY workers.
     """
-    def worth(row):
-        accuracy = float(row['accuracy'])
-        soon = figure == 'target_seconds' and accuracy >= ENOUGH
-        return soon, -float(row['target_seconds']) if soon else accuracy
+    new, older = ([row for row in results.read(path) if row['workers'] == str(MANY)]
+                  for path in (STUDY, OLDER_STUDY))
+    new = [row for row in new if (row['model'], row['teacher_shift']) == (its_study.TEACHER, '')]
+    there, needed = ({(row['scheme'], row['cluster'], row['step']) for row in rows}
+                     for rows in (new, older))
+    return new if needed <= there else older
+
+
+def told_of(study):
+    """Returns the `Told` of rows of `the_study`."""
+    return NEW if study and 'excess_curve' in study[0] else OLDER
+
+
+def _seconds(row, half=0):
+    """Returns when a row of `the_study` came to what is asked for, a float, or None."""
+    if 'excess_curve' in row:
+        found = its_study.reached(row, half=half)
+        return found and found[1]
+    # The older study chooses of those that end above it.
+    is_there = row['target_seconds'] and (not half or float(row['accuracy']) >= ENOUGH)
+    return float(row['target_seconds']) if is_there else None
+
+
+def in_the_study(study, figure, cluster='ethernet', step=''):
+    """Returns what each scheme comes to in `the_study`, a dict of floats or None.
+
+    That is the mean over the seeds with the best step size; and where a time is asked for, with the
+    one that takes the least. The new study chooses both on the other half of the test set.
+    """
+    is_time = figure.endswith('_seconds')
+
+    def value(its):
+        values = [_seconds(row) if is_time else float(row[figure]) for row in its]
+        return None if None in values else statistics.mean(values)
+
+    def worth(its):
+        soon = is_time and _seconds(its[0], half=1)
+        if soon:
+            return -math.inf, soon
+        if 'excess_curve' in its[0]:
+            return its_study.worth(its[0])
+        return -float(its[0]['accuracy']), 0
 
     rows = collections.defaultdict(list)
-    for row in study:
-        if (row['workers'], row['cluster'], row['step']) == (str(MANY), cluster, step):
-            rows[row['scheme']].append(row)
-    found = {name: max(its, key=worth)[figure] for name, its in rows.items()}
-    return {name: float(value) if value else None for name, value in found.items()}
+    for row in sorted(study, key=lambda row: row.get('seed', '')):
+        if (row['cluster'], row['step']) == (cluster, step):
+            rows[row['scheme'], row['learning_rate'], row['server_learning_rate']].append(row)
+    best = {}
+    for (name, *_), its in rows.items():
+        if name not in best or worth(its) < worth(best[name]):
+            best[name] = its
+    return {name: value(its) for name, its in best.items() if is_time or its[0]['diverged'] == '0'}
+
+
+def never(soon, slow, target):
+    """Returns a sentence: which schemes of the study never come to a target; '' if all do.
+
+    Args:
+      soon: dict by scheme of times, or None.
+      slow: the same with slow workers.
+      target: string.
+    """
+    lost = sorted(name for name in soon if not soon[name])
+    with_slow = sorted(name for name in slow if soon.get(name) and not slow[name])
+    parts = [f'{", ".join(names)} never reach{"es" * (len(names) == 1)} {target}'
+             for names in (lost, with_slow) if names]
+    if with_slow:
+        parts[-1] = f'with slow workers {parts[-1]}'
+    text = '; '.join(parts)
+    return f'{text[0].upper()}{text[1:]}. ' if text else ''
 
 
 def guide(rows, study):
@@ -294,31 +364,31 @@ def guide(rows, study):
     good = max(each.accuracy for each in schemes) - EQUAL
     accurate = [each for each in schemes if each.accuracy >= good]
     exact = [each for each in schemes if each.example.synchronous and each.example.window == 1]
-    soon = in_the_study(study, 'target_seconds')
-    slow = in_the_study(study, 'target_seconds', step=STRAGGLERS)
+    told = told_of(study)
+    soon = in_the_study(study, told.seconds)
+    slow = in_the_study(study, told.seconds, step=STRAGGLERS)
     lines = []
     for situation, candidates, figure, many in [
             ('the model trains on one machine, and that is fast enough',
              [each for each in every if each.name == REFERENCE], 'seconds_to_95', {}),
-            ('you want 95 % as soon as possible', accurate, 'seconds_to_95', soon),
-            ('you want the highest accuracy for a fixed number of local steps', spread, 'accuracy',
-             in_the_study(study, 'accuracy')),
+            ('you want to get there as soon as possible', accurate, 'seconds_to_95', soon),
+            ('you want the best model after a fixed number of local steps', spread, 'accuracy',
+             in_the_study(study, told.best)),
             ('the network is slow', accurate, 'sent',
-             in_the_study(study, 'target_seconds', 'sites')),
+             in_the_study(study, told.seconds, 'sites')),
             ('some workers are slow', accurate, 'straggling', slow),
             ('all workers have to compute a step at the same parameters', exact, 'rate',
              {each.name: soon.get(each.name) for each in exact})]:
         values = {each.name: getattr(each, figure) for each in candidates}
         lines.append(readmes.line([
             situation, _choice(values, figure, lambda name: link(name, ROOT)),
-            _choice(many, 'accuracy' if figure == 'accuracy' else 'target_seconds')]))
+            _choice(many, told.best if figure == 'accuracy' else told.seconds)]))
     said = {'machine': rows[0]['machine'].partition(',')[0], 'equal': EQUAL, 'many': MANY,
             'stale': statistics.median(each.mean_staleness for each in spread
                                        if each.mean_staleness),
-            'stale_many': median([row for row in study if row['workers'] == str(MANY)],
-                                 'staleness'),
-            'never': ', '.join(sorted(name for name in soon if not soon[name])),
-            'never_slow': ', '.join(sorted(name for name in slow if soon[name] and not slow[name]))}
+            'stale_many': median(study, 'staleness') or 0,
+            'never': never(soon, slow, told.target), 'problem': told.problem,
+            'losses': told.losses}
     head = f'| if | with 2 workers | with {MANY} workers, simulated |\n|---|---|---|'
     return '\n'.join([readmes.paragraph(ABOUT.format(**said)), '', head, *lines, '',
                       readmes.paragraph(WHY.format(**said))])
@@ -365,7 +435,7 @@ def publish(rows, pictures, root=ROOT):
       SystemExit: if a marker is missing.
     """
     here = ROOT / 'Comparison'
-    parts = {'README.md': {'why': why(), 'guide': guide(rows, results.read(STUDY))},
+    parts = {'README.md': {'why': why(), 'guide': guide(rows, the_study())},
              'Comparison/README.md': {
                  'table': table(rows, here).rstrip(),
                  'gallery': '\n\n'.join(models_tables(rows, here)),

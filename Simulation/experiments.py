@@ -24,6 +24,9 @@ BATCH = 32  # examples in a local step
 FIGURES = ['accuracy', 'loss', 'diverged', 'steps', 'examples', 'seconds', 'target_examples',
            'target_seconds', 'staleness', 'staleness_50', 'staleness_90', 'staleness_99',
            'staleness_max', 'dropped', 'computes', 'waits', 'curve', 'wall_seconds', 'megabytes']
+# Further ones: of a model with an excess loss, and of tests on two halves, see `halves`.
+OF_HALVES = ['excess_loss', 'validation_accuracy', 'validation_loss', 'validation_excess_loss',
+             'excess_curve']
 
 
 class Scheme:
@@ -51,7 +54,7 @@ class Scheme:
           asked: dict of strings by names of flags.
 
         Returns:
-          Dict of FIGURES: numbers, and '' for those that the scheme does not have.
+          Dict of FIGURES and of OF_HALVES: numbers, and '' for those that the scheme does not have.
 
         Raises:
           SystemExit: with the complaint of the process.
@@ -85,15 +88,16 @@ class Scheme:
 class Table:
     """Results in a CSV file, a row for each simulation; what it has is not simulated again."""
 
-    def __init__(self, path, columns):
+    def __init__(self, path, columns, figures=tuple(FIGURES)):
         """Reads the file.
 
         Args:
           path: string or path; the file and its directory are made with the first row.
           columns: list of strings, names of the flags that identify a simulation.
+          figures: sequence of strings, which figures of a simulation are kept.
         """
         self._path, self._columns = pathlib.Path(path), ['scheme', *columns]
-        self._lock = threading.Lock()
+        self._figures, self._lock = figures, threading.Lock()
         self.rows = collections.OrderedDict()
         for row in read(self._path):
             self.rows[self._key(row)] = row
@@ -111,7 +115,9 @@ class Table:
         found = self.row(scheme.name, asked)
         if found is None:
             found = dict(asked, scheme=scheme.name)
-            found.update((name, str(value)) for name, value in scheme.simulate(asked).items())
+            answer = scheme.simulate(asked)
+            found.update((name, str(value)) for name, value in answer.items()
+                         if name in self._figures)
             with self._lock:
                 self._write(found)
                 self.rows[self._key(found)] = found
@@ -126,7 +132,7 @@ class Table:
         is_new = not self._path.exists()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with open(self._path, 'a', newline='', encoding='utf-8') as file:
-            writer = csv.DictWriter(file, [*self._columns, *FIGURES], lineterminator='\n')
+            writer = csv.DictWriter(file, [*self._columns, *self._figures], lineterminator='\n')
             if is_new:
                 writer.writeheader()
             writer.writerow(row)
@@ -178,10 +184,15 @@ def for_each(function, items, jobs=None):
 
 
 def figures_of(simulation):
-    """Returns the FIGURES of a `simulate.Simulation` that has run, but for those of its process."""
+    """Returns the figures of a `simulate.Simulation` that has run, but for those of its process.
+
+    Returns:
+      Dict of FIGURES and of OF_HALVES. The excess curve has for each test the local steps, seconds,
+      and the excess loss on both halves of the test set.
+    """
     record = simulation.record
     last, reached = record.curve[-1], record.reached_target or {}
-    found = dict.fromkeys(FIGURES, '')
+    found = dict.fromkeys([*FIGURES, *OF_HALVES], '')
     alive = sum(record.seconds.values()) or 1
     found.update(accuracy=last.get('test_accuracy', ''), loss=last.get('test_loss', ''),
                  diverged=int(record.diverged), steps=record.step, examples=last['examples'],
@@ -196,6 +207,12 @@ def figures_of(simulation):
                      staleness_99=nearly, staleness_max=maximum)
     if record.accepted or record.dropped:
         found['dropped'] = record.dropped / (record.accepted + record.dropped)
+    found['excess_loss'] = last.get('test_excess_loss', '')
+    found.update((name, last[name]) for name in OF_HALVES if name in last)
+    if 'validation_excess_loss' in last:
+        found['excess_curve'] = ' '.join(
+            f'{row["examples"] // BATCH}:{row["seconds"]:.5g}:{row["test_excess_loss"]:.4g}:'
+            f'{row["validation_excess_loss"]:.4g}' for row in record.curve)
     for name, value in found.items():
         if isinstance(value, float):
             found[name] = float(f'{value:.5g}')

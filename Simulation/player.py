@@ -56,6 +56,8 @@ class Player:
       pushes_first: bool, whether a push needs no batch: it can leave before the worker computes.
       computes_later: bool, whether a worker's computation depends on nothing but what it has pulled
         and drawn. Otherwise, as with dropout, each is made when the worker pulls.
+      tear: function of the list of arrays that a worker pushes, which returns what arrives of it;
+        or None: all of it does.
     """
 
     def __init__(self, scheme_class, make, hparams, num_workers, seed=1):
@@ -95,7 +97,7 @@ class Player:
             step = global_step.read_value()
             initialize = [tf.global_variables_initializer(), tf.local_variables_initializer(),
                           tf.tables_initializer()]
-        self.session = parts.new_session(graph)
+        self.session, self.tear = parts.new_session(graph), None
         for op in initialize:
             self.session.run(op)
         graph.finalize()
@@ -264,8 +266,8 @@ class Player:
 
     def _push(self, worker, one, number, given):
         """Does what `push` says; `given` is a dict by name of what is fed besides the round."""
-        of_round, values = self._parts[one.kind.number], dict(one.fed)
-        values.update(zip(of_round.arrived[number], one.pushed[number]))
+        of_round, values, pushed = self._parts[one.kind.number], dict(one.fed), one.pushed[number]
+        values.update(zip(of_round.arrived[number], self.tear(pushed) if self.tear else pushed))
         values.update(given)
         if self.scheme.gate:
             values[self.scheme.gate.worker.name] = worker

@@ -8,7 +8,9 @@ import numpy as np
 import tqdm
 from tfdist.start import console
 
+VALIDATION = 'validation_'  # with which names of figures of a test begin that are to choose by
 _PHASES = 'computes', 'pulls', 'pushes', 'waits'
+_NOT_SAID = 'test_loss', f'{VALIDATION}loss'
 _QUANTILES = .5, .9, .99
 _BAR = '{desc}: {percentage:3.0f}%|{bar}| step {n_fmt} of {total_fmt}, {remaining} left'
 
@@ -111,7 +113,8 @@ class Record:
 
     def _say_line(self):
         """Tests, and prints a line."""
-        figures = {f'test_{name}': value for name, value in self._test().items()}
+        figures = {name if name.startswith(VALIDATION) else f'test_{name}': value
+                   for name, value in self._test().items()}
         means = self._line.means()
         self.curve.append(dict(
             {'step': self.step, 'examples': self.local_steps * self._batch_size,
@@ -121,7 +124,7 @@ class Record:
         if self._events:
             self._events.add(self.curve[-1], self.rate())
         said = [self._line.words(), *(f'{name.replace("_", " ")} {value:.3f}' for name, value in
-                                      figures.items() if name != 'test_loss'), self._rate()]
+                                      figures.items() if name not in _NOT_SAID), self._rate()]
         self._say(f'step {self.step} of {self._train_steps}, {", ".join(said)}, '
                     f'{self._clock.now:.4g} s')
         self._whole.merge(self._line)

@@ -10,9 +10,9 @@ import functools
 
 from tfdist.model import building
 from tfdist.scheme import graphs, transfer
-from tfdist.training import evaluation
 from tfdist.start.quiet import tf
 from gathering import Gathering
+import halves
 import neighbours
 from own import Own
 import parts
@@ -55,8 +55,8 @@ def of_program(program, hparams, number):
                 source)
 
     def make_test(network, mean):
-        return evaluation.Test(program.model,
-                               functools.partial(network.at_variables, values=mean.tested))
+        return halves.test_of(program.model,
+                              functools.partial(network.at_variables, values=mean.tested))
 
     return Replicas(program, make, make_test, hparams, number, hparams.seed)
 

@@ -13,13 +13,14 @@ from absl import flags
 import numpy as np
 from tfdist.model import building
 from tfdist.start import console, directories
-from tfdist.training import evaluation, gantt, training_flags
+from tfdist.training import gantt, training_flags
 from tfdist.start.quiet import tf
 from clock import Clock
 from crew import Crew
 import description
 from events import Events
 import given
+import halves
 import lives
 from player import Player
 from record import Record
@@ -28,6 +29,7 @@ import replicas
 import schemes
 import shards
 import timeline
+import torn
 import turns
 
 FLAGS = flags.FLAGS
@@ -44,6 +46,8 @@ flags.DEFINE_string('csv', None, 'file for the figures of each test')
 flags.DEFINE_string('histogram', None, 'file for how many updates had which staleness, in CSV')
 flags.DEFINE_string('board', None, 'directory for events for TensorBoard, on the virtual clock')
 flags.DEFINE_string('timeline_from', '0s', 'the virtual time at which the picture begins')
+flags.DEFINE_float('torn', 0, 'share of the elements of each push that is lost, as where updates '
+                   'without a lock overwrite each other', lower_bound=0, upper_bound=1)
 # The cluster; description.py parses these, and has their defaults.
 flags.DEFINE_string('workers', None, 'how many there are')
 flags.DEFINE_string('ps', None, 'how many parameter servers there are')
@@ -110,7 +114,7 @@ def make_player(program, number, elastic=False, of_model=shards.of_model):
                 [(0, 1) if elastic else (worker, number) for worker in range(number)],
                 [FLAGS.seed + 1000 * worker * elastic for worker in range(number)])
         network = building.Network(program.model, source.batches, 0, scheme.tables_stay_on_ps)
-        return network, source, evaluation.Test(program.model, network.at_variables)
+        return network, source, halves.test_of(program.model, network.at_variables)
 
     return Player(scheme, make, FLAGS, None if elastic else number, FLAGS.seed)
 
@@ -135,6 +139,10 @@ class Simulation:
         elastic = hasattr(program, 'at_step')  # workers join and leave; no worker knows how many
         self.clock, self.cluster = Clock(), cluster
         self.player = make_player(program, number, elastic)
+        if FLAGS.torn:
+            if not hasattr(self.player, 'tear'):
+                sys.exit('--torn: without a center nothing is pushed that could be torn.')
+            self.player.tear = torn.losing(FLAGS.torn, FLAGS.seed)
         kind = lives.kind_of(self.player)
         train_steps = (self._steps_for(FLAGS.local_steps, kind) if FLAGS.local_steps
                        else FLAGS.train_steps)

@@ -1,25 +1,29 @@
-"""Writes the study: a guide into README.md, and all tables into results/study.md."""
+"""Writes the study: guides into README.md, tables into study.md and the folders' READMEs."""
 
-import functools
 import statistics
+import textwrap
 
 from measuring import readmes
+from measuring.study import curve, reached, TARGET
+import numpy as np
 import experiments
 import schemes
-from study_cases import (Absent, ALIKE, CLUSTERS, FIXED, MissingError, NUMBERS, rate_of,
-                         SOME, STEPS, Study)
+import study_cases
+from study_cases import (Absent, ALIKE, case, CLUSTERS, DIGITS, MissingError, NUMBERS, OF_DIGITS,
+                         rate_of, REFERENCE, SOME, STEPS, Study)
 
 README = experiments.HERE / 'README.md'
+PAGE = experiments.HERE / 'results' / 'study.md'
 FAMILIES = {
     'asynchronous, in each step': ['HogWild', 'DC-ASGD', 'SSP', 'Distributed-MNIST'],
     'asynchronous, in windows': ['AGN', 'DynSGD', 'DOWNPOUR', 'DOWNPOUR-Easy'],
     'elastic averaging': ['AEASGD', 'AEAMSGD'],
     'synchronous': ['Synchronous-SGD', 'Ring-AllReduce', 'Local-SGD', 'DiLoCo', 'SAGN']}
-GUIDED = 4, 16, 64, 256, 1024
 DISTURBED = {'none': 'none', 'stragglers': 'a tenth five times slower', 'tails': 'heavy tails'}
-NEAR = 0.005  # of the accuracy: one image of the test
-LATE = 1.25
-PAGE = experiments.HERE / 'results' / 'study.md'
+NEAR, LATE = 1.05, 1.25  # as good as the best: an excess loss, a time
+EARLY = study_cases.SHORT // 16  # local steps, at a test of the runs about momentum
+SYNCHRONOUS = 'Synchronous-SGD'  # whose batch has a critical size
+NOT_YET = 'Empty cells are not simulated yet.'
 
 
 def families(table):
@@ -41,108 +45,391 @@ def known(function, *args, **kwargs):
         return None
 
 
-def accuracy(row):
-    """Returns an accuracy as a cell; empty without a row."""
-    if row is None:
+def best_rows(study, its_case, tuned=True):
+    """Returns the rows by seed with the best step size of a case, a list; empty if it is not there.
+
+    Args:
+      study: `Study`.
+      its_case: dict.
+      tuned: bool, whether the step size was searched for in this very case.
+    """
+    exponent = known(study.best if tuned else study.chosen, its_case)
+    return [] if exponent is None else study.seeds(its_case, exponent)
+
+
+def soonest_rows(study, its_case, tuned=True):
+    """Returns the rows with the step size that reaches the TARGET first; see `best_rows`."""
+    if not best_rows(study, its_case, tuned):
+        return []
+    return study.seeds(its_case, study.soonest(its_case))
+
+
+def reference_rows(table):
+    """Returns the rows of one worker that speed-ups are over, see `soonest_rows`."""
+    return soonest_rows(Study(table, Absent(REFERENCE)), case(1))
+
+
+def mean_reached(rows):
+    """Returns after how many local steps and seconds the TARGET is reached, two floats.
+
+    These are means over the seeds; None without rows, or if one of them does not come there.
+    """
+    found = [reached(row) for row in rows]
+    return tuple(map(statistics.mean, zip(*found))) if found and None not in found else None
+
+
+def mean(rows, column='excess_loss'):
+    """Returns the mean of a column over the seeds, a float; None without rows, or a value."""
+    values = [float(row[column]) for row in rows if row[column]]
+    return statistics.mean(values) if values else None
+
+
+def cell(rows, column='excess_loss'):
+    """Returns the mean of a column as a cell, with the standard deviation over the seeds."""
+    if any(row['diverged'] == '1' for row in rows):
+        return 'diverged'
+    values = [float(row[column]) for row in rows if row[column]]
+    if not values:
         return ''
-    return 'diverged' if row['diverged'] == '1' else f'{float(row["accuracy"]):.3f}'
+    spread = f' ± {statistics.stdev(values):.3f}' if len(values) > 1 else ''
+    return f'{statistics.mean(values):.3f}{spread}'
 
 
-def speed_up(study, workers, cluster):
-    """Returns the speed-up to 95 % over one worker of the same scheme; None if it is not known."""
-    one, many = (known(study.soonest_row, number, cluster) for number in (1, workers))
-    if not (one and many and one['target_seconds'] and many['target_seconds']):
+def seconds(rows, of_one=None):
+    """Returns the time to the TARGET as a cell, with the speed-up over that `of_one`, a float."""
+    found = mean_reached(rows)
+    if not found:
+        return '–' if rows else ''
+    return f'{found[1]:.3g}' + (f' ({of_one / found[1]:.2g})' if of_one else '')
+
+
+def seconds_of_one(table):
+    """Returns the time of the reference to the TARGET, a float, or None."""
+    found = mean_reached(reference_rows(table))
+    return found and found[1]
+
+
+def speed_up(table, study, workers, cluster=CLUSTERS[0]):
+    """Returns the speed-up to the TARGET over one worker, a float; None if it is not known."""
+    its_case = case(workers, cluster=cluster)
+    many = mean_reached(soonest_rows(study, its_case, cluster == CLUSTERS[0]))
+    one = seconds_of_one(table)
+    return one / many[1] if one and many else None
+
+
+def critical(local_steps):
+    """Returns what a larger batch costs: `least` * (1 + N / `half`) local steps with N workers.
+
+    Args:
+      local_steps: dict of floats by the number of workers.
+
+    Returns:
+      Two floats, `least` and `half`, the critical number of workers; None if there are fewer than
+      three numbers, or they do not grow so.
+    """
+    if len(local_steps) < 3:
         return None
-    return float(one['target_seconds']) / float(many['target_seconds'])
+    counts, steps = (np.array(list(values), float) for values in zip(*local_steps.items()))
+    (least, each), *_ = np.linalg.lstsq(np.stack([1 / steps, counts / steps], 1),
+                                        np.ones(len(steps)), rcond=None)
+    return (least, least / each) if least > 0 and each > 0 else None
 
 
-def _time(study, workers, cluster):
-    row, times = known(study.soonest_row, workers, cluster), speed_up(study, workers, cluster)
-    if row is None:
-        return ''
-    if not row['target_seconds']:
-        return '–'
-    of_one = '' if times is None or workers == 1 else f' ({times:.2g})'
-    return f'{float(row["target_seconds"]):.3g}{of_one}'
+def critical_of(table):
+    """Returns `critical` of Synchronous-SGD, with the reference as one worker of it."""
+    study = Study(table, Absent(SYNCHRONOUS))
+    rows = {workers: soonest_rows(study, case(workers)) for workers in NUMBERS}
+    rows[1] = reference_rows(table)
+    found = {workers: mean_reached(its) for workers, its in rows.items()}
+    return critical({workers: its[0] for workers, its in found.items() if its})
+
+
+def batch_sentence(table):
+    """Returns in words how large a batch of Synchronous-SGD may usefully be."""
+    found = critical_of(table)
+    if not found:
+        return NOT_YET.replace('Empty cells are', 'What this needs is')
+    least, half = found
+    return readmes.paragraph(
+        f'Fitted to Synchronous-SGD: N workers need {least:,.0f} · (1 + N / {half:.3g}) local '
+        f'steps to an excess loss of {TARGET}. So the critical batch size is that of '
+        f'{half:.3g} workers, {half * experiments.BATCH:,.0f} examples: there a step costs twice '
+        'the examples that it needs at least, and more workers hardly make it sooner.')
+
+
+def command(row):
+    """Returns the command that repeats the simulation of a row, a string."""
+    flags = ' '.join(f'--{name}={row[name]}' for name in study_cases.COLUMNS if row.get(name))
+    return f'bash Simulation/run.sh --scheme={row["scheme"]} {flags}'
+
+
+def result(row):
+    """Returns in words what the simulation of a row came to."""
+    if row['diverged'] == '1':
+        return 'diverged'
+    return (f'excess loss {row["excess_loss"]}' if row['excess_loss'] else
+            f'accuracy {row["accuracy"]}')
+
+
+def _again(table, rows):
+    """Returns a table in Markdown with what it lacks, and the command of a cell below it."""
+    lacks = [NOT_YET] if any(not each for line in table[1:] for each in line[1:]) else []
+    found = [readmes.table(table), *lacks]
+    if rows:
+        words = textwrap.wrap(command(rows[0]), 90, break_on_hyphens=False,
+                              break_long_words=False)
+        found += [f'One of these simulations, of {rows[0]["scheme"]}, again '
+                  f'({result(rows[0])}):', '    ' + ' \\\n      '.join(words)]
+    return '\n\n'.join(found)
 
 
 def _link(study):
     return f'[{study.name}](../../{study.name}/)'
 
 
-def _by_workers(numbers, studies, cell):
-    """Returns a table with a line for each `Study` and a column for each number of workers.
+def _by_workers(numbers, studies, its_cell):
+    """Returns the lines of a table: one for each `Study`, a column for each number of workers.
 
-    What stands there is what `cell` returns, a function of the two.
+    What stands there is what `its_cell` returns, a function of the two.
     """
-    return readmes.table([
-        ['', *(f'{number:,}' for number in numbers)],
-        *([_link(study), *(cell(study, number) for number in numbers)] for study in studies)])
+    return [['', *(f'{number:,}' for number in numbers)],
+            *([_link(study), *(its_cell(study, number) for number in numbers)]
+              for study in studies)]
 
 
-def _rate(which, study, number):
-    exponent = known(which, study, number)
+def _rate(exponent, study):
     return '' if exponent is None else rate_of(study.name, exponent)[1]
 
 
+def _scale(table):
+    """Returns the parts of the page on the number of workers."""
+    studies, one = tuned_schemes(table), seconds_of_one(table)
+    hogwild = Study(table, Absent('HogWild'))
+
+    def soonest(study, workers):
+        return (known(study.soonest, case(workers))
+                if best_rows(study, case(workers)) else None)
+
+    parts = {
+        'least excess': (lambda study, n: cell(best_rows(study, case(n))),
+                         best_rows(hogwild, case(SOME))),
+        'rates': (lambda study, n: _rate(known(study.best, case(n)), study), []),
+        'times': (lambda study, n: seconds(soonest_rows(study, case(n)), one),
+                  soonest_rows(hogwild, case(SOME))),
+        'rates of times': (lambda study, n: _rate(soonest(study, n), study), []),
+        'times at sites': (lambda study, n: seconds(soonest_rows(
+            study, case(n, cluster=CLUSTERS[1]), False), one),
+                           soonest_rows(hogwild, case(SOME, cluster=CLUSTERS[1]), False))}
+    found = {name: _again(_by_workers(NUMBERS, studies, its_cell), rows)
+             for name, (its_cell, rows) in parts.items()}
+    alone, its = Study(table, Absent(REFERENCE)), mean_reached(reference_rows(table))
+    of_one = [['workers', 'step size', 'excess loss', f's to {TARGET}', 'local steps to it'],
+              ['1', _rate(known(alone.best, case(1)), alone), cell(best_rows(alone, case(1))),
+               seconds(reference_rows(table)), f'{its[0]:,.0f}' if its else '']]
+    return dict(found, **{'one worker': _again(of_one, reference_rows(table)),
+                          'batch': batch_sentence(table)})
+
+
 def _disturbed(table):
-    """Returns what stragglers and heavy tails do to SOME workers, in Markdown."""
+    """Returns what stragglers and heavy tails do to SOME workers."""
     def cells(study):
-        rows = [known(study.best_row, SOME, steps) for steps in STEPS]
-        return [*map(accuracy, rows),
-                *(row and (row['target_seconds'] and f'{float(row["target_seconds"]):.3g}' or '–')
-                  or '' for row in rows),
-                *(f'{experiments.local_steps_per_second(row):,.0f}' if row else '' for row in rows)]
+        cases = {steps: study_cases.disturbed(steps) for steps in STEPS}
+        best, soon = ([of(study, its, steps == 'none') for steps, its in cases.items()]
+                      for of in (best_rows, soonest_rows))
+        return [*map(cell, best), *map(seconds, soon),
+                *(f'{experiments.local_steps_per_second(rows[0]):,.0f}' if rows else ''
+                  for rows in best)]
 
-    head = [f'{what}, {steps}' for what in ('accuracy', 's to 95 %', 'local steps/s')
+    head = [f'{what}, {steps}' for what in ('excess loss', f's to {TARGET}', 'local steps/s')
             for steps in DISTURBED.values()]
-    return readmes.table([['', *head],
-                          *([_link(study), *cells(study)] for study in tuned_schemes(table))])
+    return _again([['', *head], *([_link(study), *cells(study)]
+                                  for study in tuned_schemes(table))],
+                  best_rows(Study(table, Absent('HogWild')),
+                            study_cases.disturbed('stragglers'), False))
 
 
-def _names(studies):
+def _ceilings(table):
+    """Returns what comes out if what makes a ceiling is assumed to be something else."""
+    lines, last = [['', 'assumed', 'local steps/s', 'staleness', 'excess loss',
+                    f's to {TARGET}']], []
+    for name, flags in study_cases.UNDER_CEILINGS.items():
+        study = Study(table, Absent(name))
+        exponent = known(study.best, case(study_cases.AT_CEILINGS))
+        variants = [({}, 'as in the study')] + [
+            ({flag: value}, f'`--{flag}={value}`')
+            for flag in flags for value in study_cases.CEILINGS[flag]]
+        for changed, words in variants:
+            rows = [] if exponent is None else study.seeds(
+                case(study_cases.AT_CEILINGS, **changed), exponent)[:1]
+            rate = f'{experiments.local_steps_per_second(rows[0]):,.0f}' if rows else ''
+            stale = mean(rows, 'staleness')
+            lines.append([_link(study), words, rate,
+                          '–' if rows and stale is None else f'{stale:.0f}' if rows else '',
+                          cell(rows), seconds(rows)])
+            last = rows or last
+    return _again(lines, last)
+
+
+def _unequal(table):
+    """Returns what unequal data do to SOME workers."""
+    lines = [['', 'all alike', f'shift {study_cases.SHIFT}', 'times as much']]
+    for study in tuned_schemes(table):
+        alike_, shifted = best_rows(study, case(SOME)), best_rows(
+            study, case(SOME, teacher_shift=study_cases.SHIFT), False)
+        both = mean(alike_), mean(shifted)
+        lines.append([_link(study), cell(alike_), cell(shifted),
+                      f'{both[1] / both[0]:.2f}' if None not in both else ''])
+    return _again(lines, best_rows(Study(table, Absent('Local-SGD')),
+                                   case(SOME, teacher_shift=study_cases.SHIFT), False))
+
+
+def _windows(table):
+    """Returns what comes out with each of the WINDOWS."""
+    lines, last = [['', 'data', *map(str, study_cases.WINDOWS)]], []
+    for name in study_cases.WINDOWED:
+        study = Study(table, Absent(name))
+        for shift in '', study_cases.SHIFT:
+            words = f'shift {shift}' if shift else 'all alike'
+            cases = [study_cases.of_window(window, shift) for window in study_cases.WINDOWS]
+            rows = [best_rows(study, its) for its in cases]
+            lines += [[_link(study), f'{words}: excess loss', *map(cell, rows)],
+                      [_link(study), f'{words}: s to {TARGET}',
+                       *(seconds(soonest_rows(study, its)) for its in cases)],
+                      [_link(study), f'{words}: step size',
+                       *(_rate(known(study.best, its), study) for its in cases)]]
+            last = rows[-1] or last
+    return _again(lines, last)
+
+
+def _momentum(table):
+    """Returns HogWild's excess loss beside that of one worker with momentum, and without."""
+    names = 'asynchronous', 'momentum', 'plain'
+    lines, last = [['workers', 'step size', 'staleness', *(
+        f'{name}, {steps:,} local steps' for steps in (EARLY, study_cases.SHORT)
+        for name in names)]], []
+    for workers in study_cases.OF_MOMENTUM:
+        exponent = known(Study(table, Absent('HogWild')).best, case(workers))
+        rate = _rate(exponent, Study(table, Absent('HogWild')))
+        compared = study_cases.of_momentum(workers, rate) if rate else {}
+        rows = [Study(table, Absent(compared[name][0])).seeds(compared[name][1])
+                if compared else [] for name in names]
+        stale = mean(rows[0], 'staleness')
+        early = [[dict(row, excess_loss=str(excess)) for row in its
+                  for steps, _, excess in curve(row) if steps == EARLY] for its in rows]
+        lines.append([f'{workers:,}', rate, '' if stale is None else f'{stale:.0f}',
+                      *map(cell, [*early, *rows])])
+        last = rows[0] or last
+    return _again(lines, last)
+
+
+def _digits(table):
+    """Returns the accuracy on the digits."""
+    return _again(
+        _by_workers(OF_DIGITS, [Study(table, Absent(name)) for name in schemes.folders()],
+                    lambda study, workers: cell(digits_rows(study, workers), 'accuracy')),
+        digits_rows(Study(table, Absent('HogWild')), OF_DIGITS[1]))
+
+
+def digits_rows(study, workers):
+    """Returns the rows of the digits with the best step size, or that of the scheme of ALIKE."""
+    its_case = case(workers, DIGITS)
+    if study.name not in ALIKE:
+        return best_rows(study, its_case)
+    exponent = known(study.other(ALIKE[study.name]).best, its_case)
+    return [] if exponent is None else study.seeds(its_case, exponent)
+
+
+def alike(table):
+    """Returns in words which schemes are as accurate as the ones whose updates they make."""
+    same, other = [], []
+    for name, original in ALIKE.items():
+        pairs = [[rows[0]['accuracy'] for rows in (
+            digits_rows(Study(table, Absent(each)), workers) for each in (name, original)) if rows]
+            for workers in OF_DIGITS]
+        pairs = [pair for pair in pairs if len(pair) == 2]
+        if pairs:
+            equal = all(one == two for one, two in pairs)
+            (same if equal else other).append(f'{name} ({original})')
+    return readmes.paragraph(
+        'The same accuracies, to the digit, as the scheme in brackets: '
+        f'{", ".join(same) or "none"}. The same updates, in another order or on other examples: '
+        f'{", ".join(other) or "none"}.')
+
+
+def names_of(studies):
+    """Returns the names of a list of `Study` as a cell."""
     return ', '.join(study.name for study in studies) or 'none'
 
 
-def _there(table, ask):
-    """Returns a dict of rows by `Study`: those that `ask`, a function of a `Study`, finds."""
-    found = {study: known(ask, study) for study in tuned_schemes(table)}
-    return {study: row for study, row in found.items() if row}
-
-
-def accuracy_guide(table):
-    """Returns the most accurate schemes by the number of workers, in Markdown."""
-    lines = [['workers', 'accuracy', f'schemes that have it, or at most {NEAR} less']]
-    for workers in GUIDED:
-        rows = _there(table, lambda study, workers=workers: study.best_row(workers))
-        if rows:
-            most = max(float(row['accuracy']) for row in rows.values())
-            best, others = ([study for study, row in rows.items()
-                             if (float(row['accuracy']) >= most - NEAR) == is_near]
-                            for is_near in (True, False))
-            but = f'all but {_names(others)}' if others else 'all'
-            lines.append([f'{workers:,}', f'{most:.3f}',
-                          _names(best) if len(best) <= len(others) else but])
-    return readmes.table(lines, 'l')
+def excess_guide(table):
+    """Returns the schemes with the least excess loss by the number of workers, in Markdown."""
+    lines = [['workers', 'excess loss', 'scheme', 'at most 5 % more', 'of']]
+    for workers in NUMBERS:
+        found = {study: best_rows(study, case(workers)) for study in tuned_schemes(table)}
+        means = {study: mean(rows) for study, rows in found.items()
+                 if rows and rows[0]['diverged'] == '0'}
+        order = sorted(means, key=means.get)
+        if order:
+            lines.append([f'{workers:,}', cell(found[order[0]]), order[0].name,
+                          names_of(study for study in order[1:]
+                                   if means[study] <= NEAR * means[order[0]]), f'{len(order)}'])
+    return readmes.table(lines, 'l') if len(lines) > 1 else 'Nothing has been simulated yet.'
 
 
 def times_guide(table):
-    """Returns the fastest schemes to 95 % by network and number of workers, in Markdown."""
-    lines = [['network', 'workers', 'fastest', 's to 95 % (speed-up)', 'at most a quarter slower',
-              'schemes that reach 95 %']]
+    """Returns the fastest schemes to the TARGET by network and number of workers, in Markdown."""
+    lines = [['network', 'workers', 'fastest', f's to {TARGET} (speed-up)',
+              'at most a quarter slower', 'schemes that come there']]
+    one = seconds_of_one(table)
     for cluster in CLUSTERS:
-        for workers in GUIDED:
-            rows = _there(table, lambda study, asked=(workers, cluster): study.soonest_row(*asked))
-            times = {study: float(row['target_seconds']) for study, row in rows.items()
-                     if row['target_seconds']}
+        for workers in NUMBERS:
+            rows = {study: soonest_rows(study, case(workers, cluster=cluster),
+                                        cluster == CLUSTERS[0]) for study in tuned_schemes(table)}
+            rows = {study: its for study, its in rows.items() if its}
+            times = {study: mean_reached(its)[1] for study, its in rows.items()
+                     if mean_reached(its)}
             soon = sorted(times, key=times.get)
             if rows:
                 lines.append([
-                    cluster, f'{workers:,}', _names(soon[:1]),
-                    _time(soon[0], workers, cluster) if soon else '',
-                    _names(study for study in soon[1:] if times[study] <= LATE * times[soon[0]]),
+                    cluster, f'{workers:,}', names_of(soon[:1]),
+                    seconds(rows[soon[0]], one) if soon else '',
+                    names_of(study for study in soon[1:] if times[study] <= LATE * times[soon[0]]),
                     f'{len(times)} of {len(rows)}'])
-    return readmes.table(lines, 'l')
+    return readmes.table(lines, 'l') if len(lines) > 1 else 'Nothing has been simulated yet.'
+
+
+OF_A_FOLDER = """
+In [the study](../Simulation/README.md#the-study), with the best step sizes; *excess loss* is what
+the loss is above the least possible one:
+"""
+ALT = ('Excess loss, time to one on two networks, and accuracy on the digits, over the number of '
+       'workers')
+
+
+def of_folder(table, name):
+    """Returns what the README of a folder has of the study, in Markdown."""
+    study, one, words, alt = Study(table, Absent(name)), seconds_of_one(table), OF_A_FOLDER, ALT
+    if name in ALIKE:
+        words = f'In [the study](../Simulation/README.md#the-study), on the digits, with the ' \
+                f'step sizes of {ALIKE[name]}:'
+        alt = 'Accuracy on the digits, and local steps in a second, over the number of workers'
+        lines = [['workers', 'test accuracy', f'that of {ALIKE[name]}', 'local steps/s']]
+        for workers in OF_DIGITS:
+            rows = digits_rows(study, workers)
+            lines.append([str(workers), cell(rows, 'accuracy'),
+                          cell(digits_rows(study.other(ALIKE[name]), workers)[:1], 'accuracy'),
+                          f'{experiments.local_steps_per_second(rows[0]):,.0f}' if rows else ''])
+    else:
+        lines = [['workers', 'step size', 'excess loss',
+                  *(f's to {TARGET} on {cluster} (speed-up)' for cluster in CLUSTERS)]]
+        lines += [[f'{workers:,}', _rate(known(study.best, case(workers)), study),
+                   cell(best_rows(study, case(workers))),
+                   *(seconds(soonest_rows(study, case(workers, cluster=cluster),
+                                          cluster == CLUSTERS[0]), one) for cluster in CLUSTERS)]
+                  for workers in NUMBERS]
+    return '\n\n'.join([readmes.paragraph(words), _again(lines, []), (
+        f'![{alt}: {name} in colour, the others in grey]'
+        f'(../Simulation/results/scheme-{name}.png)')])
 
 
 def conditions(table):
@@ -150,56 +437,93 @@ def conditions(table):
     rows = list(table.rows.values())
     if not rows:
         return 'Nothing has been simulated yet.'
-    rates = [10000 / float(row['wall_seconds']) for row in rows if row['diverged'] == '0']
-    text = (f'{len(rows)} simulations of 10,000 local steps took '
-            f'{sum(float(row["wall_seconds"]) for row in rows) / 60:.0f} minutes of their '
-            'processes, two of which ran at a time, beside other programs. Half of them made more '
-            f'than {statistics.median(rates):,.0f} local steps/s, with the time to build the graph '
+    rates = [float(row['local_steps']) / float(row['wall_seconds'])
+             for row in rows if row['diverged'] == '0']
+    text = (f'{len(rows)} simulations took '
+            f'{sum(float(row["wall_seconds"]) for row in rows) / 60:.0f} minutes of two '
+            'processors, beside other programs. Half of them made more than '
+            f'{statistics.median(rates):,.0f} local steps/s, with the time to build the graph '
             f'counted. The largest process had {max(int(row["megabytes"]) for row in rows):,} MB.')
-    left = [study.name for study in tuned_schemes(table)
-            if None in [known(study.soonest_row, number, cluster)
-                        for number in NUMBERS for cluster in CLUSTERS]
-            or None in [known(study.best_row, SOME, steps) for steps in STEPS]]
-    left += [name for name in schemes.folders()
-             if None in [known(Study(table, Absent(name)).row, number) for number in FIXED]]
-    if left:
-        text += (' Empty cells are not simulated yet; `make simulate ARGS=--study` goes on with '
-                 f'them: {", ".join(dict.fromkeys(left))}.')
-    return readmes.paragraph(text)
+    return f'{readmes.paragraph(text)}\n\n{whats_left(table)}'
 
 
-def alike(table):
-    """Returns in words which schemes are as accurate as another one with the fixed step size."""
-    same, other = [], []
-    for name, original in ALIKE.items():
-        rows = [(known(Study(table, Absent(name)).row, number),
-                 known(Study(table, Absent(original)).row, number)) for number in FIXED]
-        rows = [pair for pair in rows if None not in pair]
-        equal = all(one['accuracy'] == two['accuracy'] for one, two in rows)
-        (same if equal else other).append(f'{name} ({original})')
+def whats_left(table):
+    """Returns in words what is still to be simulated."""
+    found = {stage: study_cases.left(table, schemes.folders(), stage)
+             for stage in study_cases.STAGES}
+    parts = [f'*{stage}* of {"all schemes" if len(names) == _number(stage) else ", ".join(names)}'
+             for stage, names in found.items() if names]
+    if not parts:
+        return 'All of it has been simulated.'
     return readmes.paragraph(
-        'The same accuracies, to the digit, as the scheme in brackets: '
-        f'{", ".join(same) or "none"}. The same updates, in another order or on other examples: '
-        f'{", ".join(other) or "none"}.')
+        'Not simulated yet, by the stages of `study_cases.py`: '
+        f'{"; ".join(parts)}. `make simulate ARGS=--study` goes on with it.')
+
+
+def _number(stage):
+    return sum(study_cases.has_stage(name, stage) for name in schemes.folders())
 
 
 def tables(table):
     """Returns what PAGE has between its markers, a dict of strings in Markdown."""
-    tuned = tuned_schemes(table)
-    everyone = [Study(table, Absent(name)) for name in schemes.folders()]
-    return {'study': conditions(table), 'alike': alike(table), 'disturbed': _disturbed(table),
-            'fixed': _by_workers(FIXED, everyone,
-                                 lambda study, number: accuracy(known(study.row, number))),
-            'best': _by_workers(NUMBERS, tuned,
-                                lambda study, number: accuracy(known(study.best_row, number))),
-            'rates of best': _by_workers(NUMBERS, tuned, functools.partial(_rate, Study.best)),
-            'rates of times': _by_workers(NUMBERS, tuned, functools.partial(_rate, Study.soonest)),
-            **{f'times on {cluster}': _by_workers(
-                NUMBERS, tuned, lambda study, number, cluster=cluster: _time(
-                    study, number, cluster)) for cluster in CLUSTERS}}
+    return dict(_scale(table), **{
+        'study': conditions(table), 'disturbed': _disturbed(table), 'ceilings': _ceilings(table),
+        'unequal': _unequal(table), 'windows': _windows(table), 'momentum': _momentum(table),
+        'digits': _digits(table), 'alike': alike(table)})
 
 
-def publish(table, readme=README, page=PAGE):
-    """Puts the guide into README.md and all tables into the page, two paths."""
-    readmes.fill(readme, {'most accurate': accuracy_guide(table), 'first': times_guide(table)})
+GUIDE = """### Which scheme for how many workers
+
+*Excess loss* is how far the loss is above the least possible one, in nats. The least after all
+local steps, on `ethernet`, with the best step size of each scheme:
+
+{excess}
+
+The fastest to an excess loss of {target}, with the speed-up over one worker:
+
+{times}
+
+![Excess loss over the number of workers, with the best step sizes](results/study-excess.png)
+
+![Excess loss with 64 workers by examples and by virtual time](results/study-curves.png)
+
+![Speed-up over one worker, on ethernet and between sites](results/study-scaling.png)
+
+The dotted line is the critical batch size: from there on more workers hardly help. See [how it was
+found](results/study.md#the-critical-batch-size). That page also has
+[stragglers](results/study.md#stragglers-and-heavy-tails), [unequal
+data](results/study.md#unequal-data), [the momentum that asynchrony
+makes](results/study.md#the-momentum-that-asynchrony-makes), and [what comes out if what makes a
+ceiling is assumed to be something else](results/study.md#what-makes-a-ceiling).
+
+![Excess loss and time over the window, of Local-SGD and DiLoCo](results/study-windows.png)
+
+Its limits: one network of 9,610 weights; a coarse grid of step sizes, chosen with one seed; where
+no ± stands, one seed; and costs that are assumed, not measured."""
+
+
+def is_told(table, names):
+    """Returns whether what READMEs tell of some schemes has been simulated, at least once.
+
+    Until then these have what stood there before: the results of an older study.
+    """
+    return not any(study_cases.left(table, names, stage)
+                   for stage in ('some', 'digits', 'alike', 'scale'))
+
+
+def publish(table, readme=README, page=PAGE, root=schemes.ROOT):
+    """Puts all tables into the page, and guides and some tables into READMEs, see `is_told`.
+
+    Args:
+      table: `experiments.Table`.
+      readme: path, of README.md.
+      page: path.
+      root: path, where the folders are.
+    """
     readmes.fill(page, tables(table))
+    guide = GUIDE.format(excess=excess_guide(table), times=times_guide(table), target=TARGET)
+    readmes.fill(readme, dict({'left': whats_left(table)}, **(
+        {'study': guide} if is_told(table, schemes.folders()) else {})))
+    for name in schemes.folders():
+        if is_told(table, [name]):
+            readmes.fill(root / name / 'README.md', {'study': of_folder(table, name)})

@@ -9,9 +9,9 @@ import types
 
 from tfdist.model import building
 from tfdist.synchronous import stamps
-from tfdist.training import evaluation
 from tfdist.start.quiet import tf
 from clock import Signal
+import halves
 import lives
 from parts import Part
 from player import Player
@@ -77,7 +77,7 @@ def of_program(program, hparams, number):
 
     def make_network(batches):
         network = building.Network(program.model, batches, 0, program.Scheme.tables_stay_on_ps)
-        return network, evaluation.Test(program.model, network.at_variables)
+        return network, halves.test_of(program.model, network.at_variables)
 
     return play(program, everyone, make_network, hparams, number, hparams.seed)
 

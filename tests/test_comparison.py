@@ -16,6 +16,7 @@ import pytest
 
 from measuring import folders as measured, hosts, readmes, results, runs, style
 from measuring.folders import BARE, bytes_per_step, Example, examples, gallery, SETTINGS
+from measuring.study import TARGET
 from tfdist.start import ports
 
 import compare
@@ -579,22 +580,28 @@ def test_the_tables_of_the_gallery(rows):
     assert report.relative_rate(rows, 'HogWild', '') == pytest.approx(801.5 / 4001.5)
 
 
-def simulated(scheme, accuracy, seconds, cluster='ethernet', step='', staleness=60):
-    """Returns a row of study.csv, of 64 workers."""
-    return {'scheme': scheme, 'workers': '64', 'cluster': cluster, 'step': step,
-            'accuracy': str(accuracy), 'target_seconds': str(seconds), 'staleness': str(staleness)}
+def simulated(scheme, excess, seconds, cluster='ethernet', step='', staleness=60, rate=0.1, seed=1):
+    """Returns a row of study.csv, of 64 workers; the run comes to the target in that time."""
+    final = f'200:{2 * seconds}:{excess}:{excess}' if seconds else '200:9:0.5:0.5'
+    return {'scheme': scheme, 'model': 'teacher', 'workers': '64', 'cluster': cluster,
+            'step': step, 'teacher_shift': '', 'learning_rate': str(rate),
+            'server_learning_rate': '', 'seed': str(seed), 'staleness': str(staleness),
+            'diverged': '0', 'excess_loss': str(excess), 'validation_excess_loss': str(excess),
+            'excess_curve': (f'100:{seconds}:0.3:0.3 ' if seconds else '') + final}
 
 
 @pytest.fixture
 def study():
-    """A study of three schemes, one of which never reaches 95 %, and one not with stragglers."""
+    """A study of three schemes, one of which never comes there, and one not with stragglers."""
     slow = report.STRAGGLERS
-    return [simulated('HogWild', 0.98, 0.5), simulated('HogWild', 0.97, 0.3),
-            simulated('HogWild', 0.94, 0.1),  # it ends below 95 %
-            simulated('Synchronous-SGD', 0.975, 0.35, staleness=''),
-            simulated('AGN', 0.9, ''), simulated('HogWild', 0.97, 2, 'sites'),
-            simulated('HogWild', 0.94, '', step=slow),
-            simulated('Synchronous-SGD', 0.97, 0.9, step=slow)]
+    return [simulated('HogWild', 0.1, 0.5), simulated('HogWild', 0.2, 0.3, rate=0.3),
+            simulated('HogWild', 0.14, 0.5, seed=2),
+            simulated('HogWild', 0.4, 0, rate=0.9),
+            dict(simulated('HogWild', 0.01, 0.1, rate=1), diverged='1'),
+            simulated('Synchronous-SGD', 0.125, 0.35, staleness=''),
+            simulated('AGN', 0.4, 0), simulated('HogWild', 0.15, 2, 'sites'),
+            simulated('HogWild', 0.4, 0, step=slow),
+            simulated('Synchronous-SGD', 0.15, 0.9, step=slow)]
 
 
 def cells_of_guide(rows, study):
@@ -607,22 +614,24 @@ def cells_of_guide(rows, study):
 
 def test_the_guide_follows_from_the_results(rows, study):
     """Those that are as good as the best stand together; AGN is not accurate enough here."""
-    soon = 'any of HogWild, Synchronous-SGD: 0.3 to 0.35 s to 95 %'
+    there = f's to an excess loss of {TARGET}'
+    soon = f'any of HogWild, Synchronous-SGD: 0.3 to 0.35 {there}'
     assert cells_of_guide(rows, study) == {
         'the model trains on one machine, and that is fast enough': [
             'Non-Distributed-Setup: 0.50 s to 95 %', ''],
-        'you want 95 % as soon as possible': ['HogWild: 2.00 s to 95 %', soon],
-        'you want the highest accuracy for a fixed number of local steps': [
+        'you want to get there as soon as possible': ['HogWild: 2.00 s to 95 %', soon],
+        'you want the best model after a fixed number of local steps': [
             'any of HogWild, Synchronous-SGD: 0.980 to 0.985 of the test images',
-            'any of HogWild, Synchronous-SGD: 0.975 to 0.980 of the test images'],
+            'any of HogWild, Synchronous-SGD: 0.120 to 0.125 of excess loss'],
         'the network is slow': ['any of HogWild, Synchronous-SGD: 76,892 to 76,900 B in a local '
-                                'step', 'HogWild: 2 s to 95 %'],
+                                'step', f'HogWild: 2 {there}'],
         'some workers are slow': ['HogWild: 500 local steps/s with a straggler',
-                                  'Synchronous-SGD: 0.9 s to 95 %'],
+                                  f'Synchronous-SGD: 0.9 {there}'],
         'all workers have to compute a step at the same parameters': [
-            'Synchronous-SGD: 602 local steps/s', 'Synchronous-SGD: 0.35 s to 95 %']}
+            'Synchronous-SGD: 602 local steps/s', f'Synchronous-SGD: 0.35 {there}']}
     text = ' '.join(report.guide(rows, study).split())
-    assert 'AGN never reach 95 %; with slow workers, neither does HogWild.' in text
+    assert (f'AGN never reaches an excess loss of {TARGET}; with slow workers HogWild never '
+            f'reaches an excess loss of {TARGET}. ' in text)
     assert 'an update is 1.0 updates late' in text and 'some 60 updates late' in text
     for row in rows:
         if row['folder'] == 'AGN' and row['test_accuracy']:
@@ -631,20 +640,40 @@ def test_the_guide_follows_from_the_results(rows, study):
 
 
 def test_the_guide_agrees_with_the_study():
-    """The times are those that Simulation shows; and what it says of windows holds."""
-    study = results.read(report.STUDY)
-    times = report.in_the_study(study, 'target_seconds')
-    shown = (ROOT / 'Simulation' / 'README.md').read_text(encoding='utf-8')
-    shown += ''.join(path.read_text(encoding='utf-8')
-                     for path in (ROOT / 'Simulation' / 'results').glob('*.md'))
+    """The times are those that Simulation shows: of the new study, or of the older one."""
+    study = report.the_study()
+    is_new = report.told_of(study) == report.NEW
+    page = ROOT / 'Simulation' / 'results' / ('study.md' if is_new else 'older-study.md')
+    shown = page.read_text(encoding='utf-8').partition('\n## Time to ')[2]
+    head, *lines = [readmes.cells(line) for line in shown.splitlines() if line.startswith('|')]
+    where = head.index(str(report.MANY))
+    times = report.in_the_study(study, report.told_of(study).seconds)
+    assert len(times) > 10
     for name, seconds in times.items():
-        cells = next(readmes.cells(line) for line in shown.splitlines()
-                     if line.startswith(f'| [{name}](') and re.search(r'\| [\d.]+ \(', line))
-        assert cells[7].split()[0] == (f'{seconds:.3g}' if seconds else '–'), name
-    accuracies = report.in_the_study(study, 'accuracy')
-    windowed = {name for name in accuracies if Example(name).window > 1}
-    assert max(accuracies[name] for name in windowed) < min(
-        value for name, value in accuracies.items() if name not in windowed)
+        line = next(cells for cells in lines if cells[0].startswith(f'[{name}]('))
+        assert line[where].split()[0] == (f'{seconds:.3g}' if seconds else '–'), name
+
+
+def test_the_older_study_is_told_until_the_new_one_has_all_of_it(monkeypatch, tmp_path):
+    """In the guide; there the most accurate step size counts, or the first at 95 %."""
+    old = [dict(scheme=name, workers='64', cluster='ethernet', step='', learning_rate=rate,
+                server_learning_rate='', accuracy=accuracy, target_seconds=seconds, diverged='0')
+           for name, rate, accuracy, seconds in [
+               ('AGN', '0.1', '0.97', '3'), ('AGN', '0.3', '0.96', '2'), ('AGN', '1', '0.9', '1'),
+               ('HogWild', '0.1', '0.8', '')]]
+    new = [simulated('AGN', 0.1, 0.5), dict(simulated('HogWild', 0.1, 0.5), teacher_shift='0.5')]
+    for path, rows in ('STUDY', new), ('OLDER_STUDY', old):
+        monkeypatch.setattr(report, path, tmp_path / path)
+        results.write(tmp_path / path, list(rows[0]), rows)
+    study = report.the_study()
+    assert report.told_of(study) == report.OLDER
+    assert report.in_the_study(study, 'accuracy') == {'AGN': 0.97, 'HogWild': 0.8}
+    assert report.in_the_study(study, 'target_seconds') == {'AGN': 2., 'HogWild': None}
+    new.append(simulated('HogWild', 0.1, 0.4))
+    results.write(tmp_path / 'STUDY', list(new[0]), new)
+    study = report.the_study()
+    assert report.told_of(study) == report.NEW
+    assert report.in_the_study(study, 'excess_seconds') == {'AGN': 0.5, 'HogWild': 0.4}
 
 
 def test_each_folder_has_a_look_of_its_own():

@@ -1,4 +1,7 @@
-"""Figures that READMEs quote from the simulation are in its results: study.csv and claims.csv."""
+"""Figures that READMEs quote from the simulation are in its results: those of claims and studies.
+
+Those of the new study are in tables that it writes, and in no sentence: see test_simulation_study.
+"""
 
 import functools
 import re
@@ -6,26 +9,26 @@ import re
 import pytest
 
 from conftest import ROOT
+from measuring import results
 
 import claims
 import experiments
 import papers
 import schemes
-import study
-import study_cases
-from study_cases import CLUSTERS, STEPS, Study
-from study_report import known
 
-IN_WORDS = {'one': 1, 'two': 2, 'four': 4, 'eight': 8}
 # Numbers that say what is simulated, and not what comes out.
 ASKED = {'1,024', '10,000', '1,500', '9,610'}
 NUMBER = re.compile(r'(?<![\w.,=-])(\d+(?:,\d{3})*(?:\.\d+)?)(?![\w-]|[.,]\d)( s\b| %)?')
 
 
 @functools.lru_cache(maxsize=None)
-def table_of(name):
-    columns = {'study': study_cases.COLUMNS, 'claims': papers.COLUMNS}[name]
-    return experiments.Table(study.RESULTS / f'{name}.csv', columns)
+def table_of_claims():
+    return experiments.Table(claims.RESULTS / 'claims.csv', papers.COLUMNS)
+
+
+@functools.lru_cache(maxsize=None)
+def older_study():
+    return results.read(claims.RESULTS / 'older-study.csv')
 
 
 def quoted(text):
@@ -63,23 +66,10 @@ def figures_of(rows):
                       *map(experiments.local_steps_per_second, rows)]}
 
 
-def rows_of_study(names, numbers):
-    """Returns the rows of the study's tables, of schemes with some numbers of workers."""
-    rows = []
-    for name in names:
-        one = Study(table_of('study'), study_cases.Absent(name))
-        for number in numbers:
-            asked = [known(one.row, number), known(one.best_row, number),
-                     *(known(one.soonest_row, number, cluster) for cluster in CLUSTERS),
-                     *(known(one.best_row, number, steps) for steps in STEPS)]
-            rows += [row for row in asked if row]
-    return rows
-
-
 def figures_of_claim(claim):
     """Returns the figures of a claim, as `figures_of` does: of each simulation, and means."""
-    its = claims.Found(claim.sweeps, table_of('claims'))
-    found = figures_of([table_of('claims').row(*pair) for pair in claims.asked_for(claim.sweeps)])
+    its = claims.Found(claim.sweeps, table_of_claims())
+    found = figures_of([table_of_claims().row(*pair) for pair in claims.asked_for(claim.sweeps)])
     for kind, figure in ('accuracy', 'accuracy'), ('seconds', 'target_seconds'):
         found[kind] += [mean for name in its.sweeps for mean in its.line(name, figure).values()]
     return found
@@ -90,21 +80,21 @@ def strangers(text, folder=None):
 
     Args:
       text: string. Its figures are those of one of the claims that the folder shows, if it leads
-        to the claims. Otherwise they are the study's: of the schemes that it names, with the
+        to the claims. Otherwise they are the older study's, of the schemes that it names, with the
         numbers of workers that it names, or with one.
       folder: string, whose README it is of.
     """
     text = ' '.join(text.split())
-    numbers = {int(number.replace(',', '')) for number in re.findall(r'(?<!\.)\b\d[\d,]*\b', text)}
-    numbers |= {IN_WORDS[word] for word in re.findall(r'\w+', text.lower()) if word in IN_WORDS}
-    for first, last in re.findall(r'(\d+) to (\d+)', text):
-        numbers |= set(range(int(first), int(last)))
-    names = [name for name in schemes.folders()
-             if name == folder or re.search(rf'(?<![\w-]){name}(?![\w-])', text)]
     if '#what-the-papers-claim' in text or 'results/claim-' in text:
         sources = [figures_of_claim(claim) for claim in papers.CLAIMS if folder in claim.folders]
     else:
-        sources = [figures_of(rows_of_study(names, numbers & set(study_cases.NUMBERS) | {1}))]
+        numbers = {number.replace(',', '') for number in re.findall(r'(?<!\.)\b\d[\d,]*\b', text)}
+        for first, last in re.findall(r'(\d+) to (\d+)', text):
+            numbers |= set(map(str, range(int(first), int(last))))
+        names = [name for name in schemes.folders()
+                 if name == folder or re.search(rf'(?<![\w-]){name}(?![\w-])', text)]
+        sources = [figures_of([row for row in older_study() if row['scheme'] in names
+                               and row['workers'] in numbers | {'1', '2'}])]
     return min(([number for kind, number in quoted(text)
                  if not is_quoted_from(number, source[kind])] for source in sources), key=len)
 
@@ -114,7 +104,7 @@ def paragraphs(folder):
     text = (ROOT / folder / 'README.md').read_text(encoding='utf-8')
     section = text.partition('\n## With many workers\n')[2].partition('\n## ')[0]
     return [paragraph for paragraph in re.split(r'\n\s*\n', section)
-            if not paragraph.startswith(('    ', '!['))]
+            if not paragraph.startswith(('    ', '![', '<!--', '|'))]
 
 
 @pytest.mark.parametrize('folder', schemes.folders())
@@ -123,39 +113,17 @@ def test_figures_of_a_folder(folder):
             for strange in [strangers(paragraph, folder)] if strange} == {}
 
 
-def verdicts():
-    """Returns what the study's section of Simulation/README.md concludes, a list of strings."""
+def test_figures_of_the_older_study():
+    """What Simulation/README.md concludes from it, as long as that stands there."""
     text = (ROOT / 'Simulation' / 'README.md').read_text(encoding='utf-8')
-    section = text.partition('<!-- first ends -->')[2].partition('\n![')[0]
-    return section.strip()[2:].split('\n- ')
-
-
-def test_figures_of_the_study():
-    assert len(verdicts()) > 3
-    assert {text: strange for text in verdicts() for strange in [strangers(text)] if strange} == {}
-
-
-def test_what_the_study_concludes():
-    """What is said there in words."""
-    def study_of(name):
-        return Study(table_of('study'), study_cases.Absent(name))
-
-    def fixed(name, workers):
-        return float(study_of(name).row(workers)['accuracy'])
-
-    def seconds(name, workers):
-        return float(study_of(name).soonest_row(workers, 'ethernet')['target_seconds'] or 'inf')
-
-    tuned = [name for name in schemes.folders() if name not in study_cases.ALIKE]
-    assert max(fixed(name, 32) for name in ('HogWild', 'DC-ASGD', 'SSP')) < study_cases.LEARNS
-    assert {name for name in tuned if fixed(name, 128) > 0.9} == {
-        'Local-SGD', 'DiLoCo', 'Synchronous-SGD', 'Ring-AllReduce', 'DynSGD'}
-    assert min(seconds(name, 64) for name in tuned) > min(seconds(name, 16) for name in tuned)
+    section = text.partition('<!-- study begins -->')[2].partition('<!-- study ends -->')[0]
+    for verdict in re.findall(r'^- (.*(?:\n  .*)*)', section, re.MULTILINE):
+        assert strangers(verdict) == [], verdict
 
 
 def test_what_the_claims_need_a_word_for():
     """The remarks in results/claims.md, as far as they have figures."""
-    found = {claim: claims.Found(claim.sweeps, table_of('claims')) for claim in papers.CLAIMS}
+    found = {claim: claims.Found(claim.sweeps, table_of_claims()) for claim in papers.CLAIMS}
     stability, delay = found[papers.Stability], found[papers.Delay]
     assert (papers._learns(stability.line('AGN'))
             == papers._learns(stability.line('DOWNPOUR-Easy, a tenth')))
@@ -164,7 +132,7 @@ def test_what_the_claims_need_a_word_for():
 
     def learned(name):
         its = papers.Delay.sweeps[name]
-        return sum(float(table_of('claims').row(its.scheme, its.asked(.2, seed))['accuracy']) > 0.9
+        return sum(float(table_of_claims().row(its.scheme, its.asked(.2, seed))['accuracy']) > 0.9
                    for seed in range(1, its.seeds + 1))
 
     assert (learned('adaptive'), learned('HogWild')) == (1, 0)

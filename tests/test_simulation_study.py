@@ -1,24 +1,30 @@
-"""The study: what it asks for, the search for the step size, going on, and what it says."""
+"""The study: what it asks for, the choice of step sizes, going on, and what it says."""
 
 import collections
 import math
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
+from measuring.study import LOST, reached, TARGET, worth
 from conftest import ROOT
 import experiments
 import schemes
 import study
 import study_cases
+from study_cases import Absent, case, DIGITS, NUMBERS, settle, SOME, Study
 import study_plots
 import study_report
+from test_readme import prose
 
 
 class Invented:
-    """Stands for an `experiments.Scheme`: it answers at once, and counts what it was asked."""
+    """Stands for a `study.Simulator`: it answers at once, and counts what it was asked."""
 
     asked = collections.Counter()
 
@@ -33,27 +39,47 @@ class Invented:
 
     def simulate(self, asked):
         Invented.asked[self.name, tuple(sorted(asked.items()))] += 1
-        return dict(dict.fromkeys(experiments.FIGURES, ''), **self.figures(asked))
+        return dict(dict.fromkeys(study_cases.FIGURES, ''), **figures(asked))
 
-    def figures(self, asked):
-        """The best step size is 0.9 / N; more than 64 workers do not come to 95 %."""
-        workers = int(asked['workers'])
-        rate = float(asked.get('learning_rate') or asked.get('server_learning_rate'))
-        best = 0.9 / workers
-        far = max(rate / best, best / rate)
-        return {'accuracy': 0.98 - 0.01 * far - 0.1 * (workers > 64), 'loss': far, 'diverged': 0,
-                'examples': 320000, 'seconds': 20 / workers, 'wall_seconds': 2, 'megabytes': 300,
-                'target_seconds': '' if workers > 64 else 8 / workers ** 0.5}
+
+def figures(asked):
+    """The best step size is 0.9 / N; more than 64 workers do not come to the target.
+
+    The excess loss is inversely as the root of the local steps; seeds differ by 0.01.
+    """
+    workers, more = int(asked['workers']), 0.01 * (int(asked['seed']) - 1)
+    rate = float(asked.get('learning_rate') or asked.get('server_learning_rate'))
+    far = max(rate * workers / 0.9, 0.9 / workers / rate)
+    seconds = 200 / workers
+    found = {'diverged': 0, 'examples': 3276800, 'seconds': seconds, 'wall_seconds': 2,
+             'megabytes': 300, 'staleness': workers - 1}
+    if 'model' not in asked:
+        return dict(found, accuracy=1 - 0.01 * far, validation_accuracy=1 - 0.01 * far,
+                    validation_loss=far, loss=far)
+    excess = 0.1 * far + 0.4 * (workers > 64) + more
+    return dict(found, excess_loss=excess, validation_excess_loss=excess, excess_curve=' '.join(
+        f'{int(asked["local_steps"]) * i * i / 256}:{seconds * i * i / 256}:{excess * 16 / i}:'
+        f'{excess * 16 / i}' for i in range(1, 17)))
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+    """A table of results that were invented, of all that the study asks for; and its path."""
+    path = tmp_path_factory.mktemp('study') / 'study.csv'
+    Invented.asked.clear()
+    with mock.patch.object(study, 'Simulator', Invented):
+        made = study.open_table(path)
+        study.simulate(made, schemes.folders(), jobs=1)
+    return made, path, collections.Counter(Invented.asked)
 
 
 @pytest.fixture
-def table(tmp_path, monkeypatch):
-    """A table of results that were invented, of all that the study asks for."""
-    monkeypatch.setattr(study, 'Quiet', Invented)
-    Invented.asked.clear()
-    made = experiments.Table(tmp_path / 'study.csv', study_cases.COLUMNS)
-    study.simulate(made, schemes.folders())
-    return made
+def table(whole):
+    return whole[0]
+
+
+def of(table, name):
+    return Study(table, Absent(name))
 
 
 def test_every_scheme_is_in_the_study():
@@ -66,114 +92,128 @@ def test_every_scheme_is_in_the_study():
 
 
 def test_what_is_asked_for():
-    asked = study_cases.asked('AGN', 128, -2, 'sites', 'stragglers')
-    assert asked == {'workers': '128', 'cluster': 'sites', 'learning_rate': '0.0111',
-                     'step': ','.join(['2ms'] * 9 + ['10ms']), 'communication_window': '10',
-                     'local_steps': '10000', 'tests': '100'}
-    assert set(asked) <= set(study_cases.COLUMNS)
-    assert study_cases.asked('DOWNPOUR', 1) == {
+    one = of(None, 'AGN')
+    asked = one.asked(case(128, cluster='sites', step='2ms,10ms'), -2, seed='3')
+    assert asked == {'model': 'teacher', 'workers': '128', 'cluster': 'sites',
+                     'learning_rate': '0.0111', 'step': '2ms,10ms', 'communication_window': '10',
+                     'local_steps': '102400', 'tests': '16', 'validation': 'true', 'seed': '3'}
+    assert of(None, 'DOWNPOUR').asked(case(1, DIGITS)) == {
         'workers': '1', 'cluster': 'ethernet', 'server_learning_rate': '0.05',
-        'local_steps': '10000', 'tests': '100'}
-    assert 'communication_window' not in study_cases.asked('HogWild', 1)
+        'local_steps': '10000', 'tests': '16', 'validation': 'true', 'seed': '1'}
+    assert one.asked(study_cases.of_window(500, '0.5'))['communication_window'] == '500'
+    compared = study_cases.of_momentum(8, '0.1')
+    ball = of(None, 'DiLoCo').asked(compared['momentum'][1])
+    assert (ball['learning_rate'], ball['outer_momentum'], ball['workers']) == (
+        '0.0125', '0.875', '1')
+    assert {each['learning_rate'] for each in (compared['plain'][1], compared[
+        'asynchronous'][1])} == {'0.1'}
 
 
-def rows(accuracies, losses=None):
-    """A function of an exponent that returns a row; and a list of what it was asked."""
+@pytest.mark.parametrize('losses, there, best, order', [
+    ({0: 1, -1: 2, 1: 3}, [], 0, [0, -1, 1]),
+    ({0: 3, -1: 2, -2: 1, -3: 2, 1: 4}, [], -2, [0, -1, -2, -3]),
+    ({0: 3, -1: 4, 1: 2, 2: 1, 3: 5}, [], 2, [0, -1, 1, 2, 3]),
+    ({0: math.inf, -1: math.inf, -2: 1, -3: 2}, [], -2, [0, -1, -2, -3]),
+    # What is there already counts, even if the search would not come there.
+    ({0: 2, -1: 3, 1: 3, 4: 1, 3: 5, 5: 6}, [0, 4], 4, [3, 5]),
+    ({0: 1, -1: 2, 1: 3}, [-1, 0, 1], 0, []),
+])
+def test_the_search_goes_on_until_both_neighbours_of_the_best_are_there(losses, there, best, order):
     asked = []
 
     def measure(exponent):
         asked.append(exponent)
-        value = accuracies.get(exponent, 0.1)
-        return {'accuracy': str(value), 'diverged': str(int(value is None)),
-                'loss': str((losses or {}).get(exponent, 1))} if value else {
-                    'accuracy': '0.3', 'diverged': '1', 'loss': 'nan'}
+        return losses[exponent], 0.
 
-    return measure, asked
-
-
-@pytest.mark.parametrize('accuracies, losses, best, order', [
-    ({0: .9, -1: .8, 1: .7}, {}, 0, [0, -1, 1]),
-    ({0: .7, -1: .8, -2: .9, -3: .8, 1: .99}, {}, -2, [0, -1, -2, -3]),
-    ({0: .9, -1: .8, 1: .92, 2: .91}, {}, 1, [0, -1, 1, 2]),
-    ({0: .9, -1: .9, 1: .9}, {0: .2, -1: .1, -2: .3}, -1, [0, -1, -2]),
-    ({0: .9, -1: .9, 1: .9}, {}, 0, [0, -1, 1]),
-    ({0: .12, -1: .09, -2: .11, -3: .6, -4: .5}, {}, -3, [0, -1, -2, -3, -4]),
-    ({0: None, -1: None, -2: .25, -3: .2}, {}, -2, [0, -1, -2, -3]),
-    ({-9: .9}, {}, 0, [0, -1, -2, -3, -4, 1]),
-    ({0: .1, 1: .5, 2: .6, 3: .4}, {}, 2, [0, -1, -2, -3, -4, 1, 2, 3]),
-])
-def test_the_search(accuracies, losses, best, order):
-    measure, asked = rows(accuracies, losses)
-    assert study_cases.search(measure, 0, study_cases._accurate) == best
+    assert settle({exponent: (losses[exponent], 0.) for exponent in there}, measure, 0) == best
     assert asked == order
 
 
-def test_the_step_size_that_is_the_first_at_95_percent(tmp_path):
-    """A larger one than the most accurate, if it is sooner there and stays there."""
-    accuracies = {-2: .96, -1: .98, 0: .97, 1: .96, 2: .96, 3: .9}
-    seconds = {-2: 9, -1: 5, 0: 4, 1: 2, 2: 3, 3: 1}
-
-    class Quick(Invented):
-        def figures(self, asked):
-            exponent = round(math.log(float(asked['learning_rate']) / 0.1, 3))
-            return {'accuracy': accuracies.get(exponent, .5) - .1 * (asked['workers'] == '4'),
-                    'loss': 1, 'diverged': 0, 'target_seconds': seconds.get(exponent, 1)}
-
-    made = experiments.Table(tmp_path / 'study.csv', study_cases.COLUMNS)
-    one = study_cases.Study(made, Quick('HogWild'))
-    assert (one.best(1), one.soonest(1)) == (-1, 1)
-    assert one.best(4) == one.soonest(4) == -1, 'who does not come there has the most accurate'
-
-
 def test_the_search_has_an_end():
-    measure, asked = rows({exponent: .5 + .01 * exponent for exponent in range(-20, 20)})
-    assert study_cases.search(measure, 6, study_cases._accurate) == study_cases.FARTHEST
-    assert asked == [6, 5, 7, 8]
+    assert settle({}, lambda exponent: (-exponent, 0.), 6) == study_cases.FARTHEST
+    assert settle({}, lambda exponent: LOST, 0) == -study_cases.FARTHEST
 
 
-def test_it_searches_from_where_fewer_workers_ended(table):
+def a_row(tests, diverged=0, validation=None):
+    """Returns a row whose excess loss was tested, pairs of local steps and the loss."""
+    return {'diverged': str(diverged), 'validation_excess_loss': str(tests[-1][1]),
+            'excess_curve': ' '.join(f'{steps}:{steps / 100}:{loss}:{validation or loss}'
+                                     for steps, loss in tests)}
+
+
+def test_when_an_excess_loss_was_reached():
+    """On a straight line of logarithms: here the loss falls with the root of the steps."""
+    falling = [(100, 2.), (400, 1.), (1600, .5)]
+    assert reached(a_row(falling), 2 ** -.5) == pytest.approx((800, 8))
+    assert reached(a_row(falling), 2.) == (100, 1), 'the first test has it'
+    assert reached(a_row(falling), .4) is None
+    assert reached(a_row([*falling, (2000, .8)]), .5) is None, 'it has to stay there'
+    assert reached(a_row(falling, diverged=1), .5) is None
+    assert reached(a_row([(100, math.inf), (400, .5)]), .6) == (400, 4)
+    assert reached(a_row(falling, validation=.1), .4, half=1) == (100, 1)
+
+
+def test_what_is_worth_more():
+    digits = {'diverged': '0', 'validation_excess_loss': '', 'validation_loss': '0.5'}
+    rows = [a_row([(1, .2)]), a_row([(1, .3)]), a_row([(1, math.nan)]), a_row([(1, .1)], 1)]
+    assert [worth(row) for row in rows] == [(.2, 0), (.3, 0), LOST, LOST]
+    assert [worth(dict(digits, validation_accuracy=value)) for value in ('0.9', '0.1')] == [
+        (-.9, .5), LOST]
+
+
+def test_the_step_size_that_is_the_first_at_the_target(tmp_path):
+    """On the half to choose by, of those that are there; without any, the best one."""
+    class Quick(Invented):
+        def simulate(self, asked):
+            exponent = round(math.log(float(asked['learning_rate']) / 0.1, 3))
+            final = {-1: .15, 0: .1, 1: .2, 2: .5}[exponent] + (asked['workers'] == '256')
+            return dict(super().simulate(asked), validation_excess_loss=final, excess_curve=(
+                f'100:{10 - exponent}:0.29:0.29 200:20:{final}:{final}'))
+
+    one = Study(study.open_table(tmp_path / 'study.csv'), Quick('AGN'))
+    assert (one.best(case(64), 0), one.soonest(case(64))) == (0, 1)
+    assert (one.best(case(256), 0), one.soonest(case(256))) == (0, 0)
+
+
+def test_it_searches_from_where_its_neighbour_ended(table):
     """The best step size, 0.9 / N, is never far from there."""
-    one = study_cases.Study(table, study_cases.Absent('HogWild'))
-    assert [one.best(workers) for workers in study_cases.NUMBERS] == [
-        2, 1, 1, 0, -1, -1, -2, -2, -3, -4, -4]
-
-    def tried(workers):
-        """The exponents that were tried."""
-        return [exponent for exponent in range(-9, 9) if ('HogWild', tuple(sorted(
-            study_cases.asked('HogWild', workers, exponent).items()))) in Invented.asked]
-
-    assert tried(256) == [-4, -3, -2], 'it begins with -2, that of 64'
-    assert tried(512) == [-5, -4, -3], 'it begins with -3, that of 256'
-    assert tried(1024) == [-5, -4, -3, 0], 'and the fixed one'
+    one = of(table, 'HogWild')
+    assert [one.best(case(workers)) for workers in NUMBERS] == [0, -2, -3, -4]
+    assert sorted(one.there(case(64))) == [-3, -2, -1]
+    assert sorted(one.there(case(256))) == [-4, -3, -2], 'it begins with -2, that of 64'
+    assert sorted(one.there(case(8))) == [-3, -2, -1, 0, 1]
+    assert len(one.seeds(case(64), -2)) == 3 and len(one.seeds(case(64), -1)) == 1
 
 
-def test_it_goes_on(table, tmp_path):
+def test_it_goes_on(whole, tmp_path):
     """What is in the table is not simulated again, and what was cut off is."""
-    assert set(Invented.asked.values()) == {1}
-    whole = len(Invented.asked)
-    lines = (tmp_path / 'study.csv').read_text(encoding='utf-8').splitlines(keepends=True)
-    assert len(lines) == whole + 1
-    again = experiments.Table(tmp_path / 'study.csv', study_cases.COLUMNS)
-    study.simulate(again, schemes.folders())
-    assert sum(Invented.asked.values()) == whole
-    (tmp_path / 'study.csv').write_text(''.join(lines[:-7]), encoding='utf-8')
-    again = experiments.Table(tmp_path / 'study.csv', study_cases.COLUMNS)
-    study.simulate(again, schemes.folders())
-    assert sum(Invented.asked.values()) == whole + 7
-    assert study_report.tables(again) == study_report.tables(table)
+    made, path, asked = whole
+    assert set(asked.values()) == {1}
+    number = len(asked)
+    lines = path.read_text(encoding='utf-8').splitlines(keepends=True)
+    assert len(lines) == number + 1
+    cut = tmp_path / 'study.csv'
+    cut.write_text(''.join(lines[:-7]), encoding='utf-8')
+    again = study.open_table(cut)
+    with mock.patch.object(study, 'Simulator', Invented):
+        study.simulate(again, schemes.folders(), jobs=1)
+    assert len(cut.read_text(encoding='utf-8').splitlines()) == number + 1
+    assert study_report.tables(again) == study_report.tables(made)
 
 
-def test_some_schemes_only(tmp_path, monkeypatch):
-    monkeypatch.setattr(study, 'Quiet', Invented)
-    made = experiments.Table(tmp_path / 'study.csv', study_cases.COLUMNS)
-    study.simulate(made, ['AGN', 'Work-Queue'])
-    names = collections.Counter(row['scheme'] for row in made.rows.values())
-    assert set(names) == {'AGN', 'Work-Queue'}
-    assert names['Work-Queue'] == len(study_cases.FIXED), 'that is not tuned'
+def test_some_schemes_only(tmp_path, capsys):
+    made = study.open_table(tmp_path / 'study.csv')
+    with mock.patch.object(study, 'Simulator', Invented):
+        study.simulate(made, ['DiLoCo', 'Work-Queue'], jobs=1)
+    said = capsys.readouterr().out
+    assert 'study: Work-Queue: alike has to wait for HogWild\n' in said
+    assert 'study: DiLoCo: momentum has to wait for HogWild\n' in said
+    assert 'study: DiLoCo: again is done\n' in said
+    assert {row['scheme'] for row in made.rows.values()} == {'DiLoCo'}
     parts = study_report.tables(made)
-    assert 'Empty cells are not simulated yet' in parts['study'] and 'HogWild' in parts['study']
-    assert not re.search(r'\bAGN\b', parts['study'])
-    assert re.search(r'\[HogWild\]\S+( \| +)+\|', parts['best'])
+    assert '*momentum* of DiLoCo, HogWild' in ' '.join(parts['study'].split())
+    assert study_report.NOT_YET in parts['least excess']
+    assert re.search(r'\[HogWild\]\S+( \| +)+\|', parts['least excess'])
 
 
 def cells_of(markdown, scheme):
@@ -185,90 +225,160 @@ def cells_of(markdown, scheme):
 
 def test_what_the_tables_say(table):
     parts = study_report.tables(table)
-    assert cells_of(parts['fixed'], 'AGN') == ['0.890', '0.969', '0.944', '0.738', '-0.258']
-    assert cells_of(parts['best'], 'AGN')[0] == '0.970'
-    assert cells_of(parts['rates of best'], 'AGN')[:2] == ['0.9', '0.3']
-    times = cells_of(parts['times on ethernet'], 'AGN')
-    assert times[:3] == ['8', '5.66 (1.4)', '4 (2)']
-    assert times[6:] == ['1 (8)', '–', '–', '–', '–']
-    disturbed = cells_of(parts['disturbed'], 'AGN')
-    assert disturbed[3:] == ['1', '1', '1', '32,000', '32,000', '32,000']
-    times, accuracies = study_report.times_guide(table), study_report.accuracy_guide(table)
-    assert '| ethernet | 64 | HogWild | 1 (8) | DC-ASGD, SSP, ' in times
+    assert 'All of it has been simulated.' in parts['study']
+    assert study_report.NOT_YET not in ''.join(parts.values())
+    # 0.1 is 1.125 times below 0.9 / 8, the best one; the seeds have 0, 0.01 and 0.02 more.
+    assert re.fullmatch(r'0\.12[23] ± 0\.010', cells_of(parts['least excess'], 'HogWild')[0])
+    assert cells_of(parts['rates'], 'HogWild') == ['0.1', '0.0111', '0.0037', '0.00123']
+    of_seeds = [200 / 8 * ((.1125 + more) / TARGET) ** 2 for more in (0, .01, .02)]
+    of_one = [200 * ((.1 + more) / TARGET) ** 2 for more in (0, .01, .02)]
+    assert cells_of(parts['times'], 'HogWild')[0] == (
+        f'{sum(of_seeds) / 3:.3g} ({sum(of_one) / sum(of_seeds):.2g})')
+    assert cells_of(parts['times'], 'HogWild')[2:] == ['–', '–']
+    assert [cells_of(parts['digits'], name)[1].split()[0]
+            for name in ('Work-Queue', 'HogWild')] == [
+        '0.989'] * 2
+    assert ' '.join(parts['alike'].split()).endswith('or on other examples: none.')
+    assert len(cells_of(parts['disturbed'], 'AGN')) == 9
+    assert cells_of(parts['unequal'], 'AGN')[2] == '1.00'
+    assert '| [HogWild](../../HogWild/) | `--torn=0.5` | 131,072 | 255 |' in parts['ceilings']
+    assert parts['momentum'].count('\n| 8 | 0.1 | 7 |') == 1
+    assert '| 500 |' in parts['windows']
+
+
+def test_the_guides(table):
+    excess, times = study_report.excess_guide(table), study_report.times_guide(table)
     tuned = sum(map(len, study_report.FAMILIES.values()))
+    assert re.search(rf'^\| 8 \| 0\.\d+ ± 0\.010 \| .* \| {tuned} \|$', excess, re.MULTILINE)
     assert f'| sites | 256 | none |  | none | 0 of {tuned} |' in times
-    assert '| 4 | 0.969 | all |' in accuracies
-    assert '| 256 | 0.869 | all but DOWNPOUR |' in accuracies
-    assert '| 16 | 0.969 | Distributed-MNIST, DOWNPOUR, DiLoCo |' in accuracies, (
-        'their grids are others')
+    assert re.search(rf'^\| ethernet \| 64 \| .* \| {tuned} of {tuned} \|$', times, re.MULTILINE)
+    empty = experiments.Table(ROOT / 'no such file', study_cases.COLUMNS)
+    assert study_report.times_guide(empty) == 'Nothing has been simulated yet.'
 
 
-def test_a_run_that_diverged():
-    assert study_report.accuracy({'accuracy': '0.09', 'diverged': '1'}) == 'diverged'
-    assert study_report.accuracy({'accuracy': '0.09', 'diverged': '0'}) == '0.090'
-    assert study_report.accuracy(None) == ''
+def test_the_critical_batch():
+    """Found again where N workers need 1,000 (1 + N / 50) steps; not in a line that falls."""
+    workers = 1, 8, 64, 256
+    found = study_report.critical({n: 1000 * (1 + n / 50) for n in workers})
+    assert found == pytest.approx((1000, 50))
+    assert study_report.critical({n: 1000 - n for n in workers}) is None
+    assert study_report.critical({1: 1000, 8: 1100}) is None
 
 
-@pytest.mark.parametrize('picture', [study_plots.accuracy, study_plots.speed_up])
-def test_pictures(picture, table):
+def test_a_cell_is_repeated_by_one_command(table):
+    """The command has all flags of the row, and no other one."""
+    rows = [row for row in table.rows.values() if row.get('step')]
+    words = shlex.split(study_report.command(rows[0]))
+    assert words[:2] == ['bash', 'Simulation/run.sh']
+    flags = dict(word[2:].split('=', 1) for word in words[2:])
+    assert flags == {name: rows[0][name] for name in ['scheme', *study_cases.COLUMNS]
+                     if rows[0].get(name)}
+    lines = study.commands(table, 'AGN,64')
+    assert len(lines) == len(set(lines)) > 10
+    assert all(re.fullmatch(r'bash \S+ --scheme=AGN (--\S+ )+ # (excess loss|accuracy) \S+', line)
+               for line in lines)
+    assert study.commands(table, 'AGN,65') == []
+    assert len(study.commands(table, 'AGN')) > len(lines)
+    for name, part in study_report.tables(table).items():
+        for command in re.findall(r'^    bash .*(?:\\\n.*)*', part, re.MULTILINE):
+            assert '--scheme=' in command, name
+            assert all(len(line) <= 100 for line in command.splitlines())
+
+
+def test_rows_that_diverged():
+    rows = [{'diverged': '1', 'excess_loss': 'nan'}, {'diverged': '0', 'excess_loss': '0.2'}]
+    assert study_report.cell(rows) == 'diverged'
+    assert study_report.cell(rows[1:]) == '0.200'
+    assert study_report.cell([]) == ''
+
+
+@pytest.mark.parametrize('name', sorted(study_plots.PICTURES))
+def test_pictures(name, table):
     """Each scheme that is tuned has a line with points, in its family's panels."""
-    figure = picture(table)
-    panels = figure.axes
-    assert len(panels) == 2 * len(study_report.FAMILIES)
-    for line in range(2):
-        for panel, members in zip(panels[4 * line:], study_report.FAMILIES.values()):
-            drawn = {each.get_label(): each for each in panel.lines}
-            assert set(members) <= set(drawn)
-            assert all(len(drawn[name].get_xdata()) >= 5 for name in members)
+    figure = study_plots.PICTURES[name](table)
+    drawn = [text for panel in figure.axes for text in panel.get_legend_handles_labels()[1]]
+    if name == 'study-windows.png':
+        assert drawn.count('Local-SGD, unequal data') == 2
+    else:
+        tuned = {each for members in study_report.FAMILIES.values() for each in members}
+        assert tuned <= set(drawn)
     study_plots.plt.close(figure)
 
 
-@pytest.mark.parametrize('name', ['AGN', 'Distributed-MNIST', 'Work-Queue'])
+@pytest.mark.parametrize('name', ['AGN', 'Work-Queue'])
 def test_the_picture_of_a_scheme(name, table):
     """Its own line is in colour and in front of those of all others; less is known of some."""
     figure = study_plots.of_scheme(table, name)
-    panels, folders = figure.axes, len(schemes.folders())
-    tuned = folders - len(study_cases.ALIKE)
-    assert [len(panel.lines) for panel in panels] == (
-        [folders] * 2 if name in study_cases.ALIKE else [folders] + [tuned] * 3)
+    panels = figure.axes
+    assert len(panels) == (2 if name in study_cases.ALIKE else 4)
     for panel in panels:
-        *others, own = panel.lines
-        assert own.get_label() == name and own.get_color() == study_plots.look_of(name)['color']
-        assert {line.get_color() for line in others} == {study_plots.GREY}
-        assert all(len(line.get_xdata()) >= 5 for line in panel.lines)
-    one = study_cases.Study(table, study_cases.Absent(name))
-    assert panels[0].lines[-1].get_ydata().tolist() == [
-        float(one.row(workers)['accuracy']) for workers in study_cases.FIXED]
-    if name not in study_cases.ALIKE:
-        assert panels[3].lines[-1].get_ydata().tolist() == [
-            float(one.soonest_row(workers, 'sites')['target_seconds'])
-            for workers in study_cases.NUMBERS if workers <= 64]
+        *others, own = panel.containers
+        assert own.get_label() == name and len(others) >= 14
+        assert own.lines[0].get_color() == study_plots.look_of(name)['color']
+        assert {line.lines[0].get_color() for line in others} == {study_plots.GREY}
     study_plots.plt.close(figure)
 
 
 @pytest.mark.thorough
-def test_pictures_of_nothing(tmp_path):
-    study_plots.draw(experiments.Table(tmp_path / 'none.csv', study_cases.COLUMNS), tmp_path)
+def test_all_pictures(table, tmp_path):
+    """Those of a study of which nothing is there stay as they are."""
+    study_plots.draw(study.open_table(tmp_path / 'none.csv'), tmp_path)
+    assert list(tmp_path.glob('*.png')) == []
+    study_plots.draw(table, tmp_path)
     assert {path.name for path in tmp_path.glob('*.png')} == {
-        'study-accuracy.png', 'study-speed-up.png', *map(study_plots.picture_of,
-                                                         schemes.folders())}
+        *study_plots.PICTURES, *map(study_plots.picture_of, schemes.folders())}
 
 
-def test_the_readme_has_the_results(tmp_path):
+def copied(directory):
+    """Copies what the study writes into; returns the texts, a dict by path in the collection."""
+    paths = [study_report.README, study_report.PAGE,
+             *(ROOT / name / 'README.md' for name in schemes.folders())]
+    for path in paths:
+        copy = directory / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(str(path), str(copy))
+    return {path.relative_to(ROOT): path.read_text(encoding='utf-8') for path in paths}
+
+
+def publish(table, directory):
+    """Writes a study into such copies; returns their texts."""
+    study_report.publish(table, *(directory / path.relative_to(ROOT)
+                                  for path in (study_report.README, study_report.PAGE)), directory)
+    return {path.relative_to(directory): path.read_text(encoding='utf-8')
+            for path in directory.glob('**/*.md')}
+
+
+def test_the_readmes_have_the_results(tmp_path):
     """And the page, and the pictures."""
-    path = study.RESULTS / 'study.csv'
-    made = experiments.Table(path, study_cases.COLUMNS)
-    assert len(made.rows) > 80
-    texts = [published.read_text(encoding='utf-8') for published in
-             (study_report.README, study_report.PAGE)]
-    copies = tmp_path / 'README.md', tmp_path / 'study.md'
-    for copy, text in zip(copies, texts):
-        copy.write_text(text, encoding='utf-8')
-    study_report.publish(made, *copies)
-    assert [copy.read_text(encoding='utf-8') for copy in copies] == texts, (
+    texts = copied(tmp_path)
+    assert publish(study.open_table(study.RESULTS / 'study.csv'), tmp_path) == texts, (
         '`make simulate ARGS="--study --draw"` mends this')
-    for name in re.findall(r'results/study[\w-]*\.png', texts[0]):
-        assert (study_report.README.parent / name).exists()
+    for name in re.findall(r'\(results/([\w-]+\.(?:png|md|csv))\)',
+                           study_report.README.read_text(encoding='utf-8')):
+        assert (study.RESULTS / name).exists(), name
+
+
+def test_a_whole_study_takes_the_place_of_the_older_one(table, tmp_path):
+    """Tables and pictures, in each README; of a scheme that is not there nothing changes."""
+    copied(tmp_path)
+    texts = publish(table, tmp_path)
+    main = next(text for path, text in texts.items() if path.parent.name == 'Simulation')
+    shown = re.findall(r'results/(study[\w-]*\.png)', main)
+    assert sorted(shown) == sorted(study_plots.PICTURES) and 'older study' not in main
+    assert '{' not in main.partition('<!-- study begins -->')[2].partition('<!-- study ends')[0]
+    for path, text in texts.items():
+        name = path.parent.name
+        section = text.partition('<!-- study begins -->')[2].partition('<!-- study ends -->')[0]
+        if name in schemes.folders():
+            assert f'](../Simulation/results/{study_plots.picture_of(name)})\n' in section
+            assert 'older study' not in section and '| 8 | ' in section
+            assert len(prose(tmp_path / path)) <= 1000
+    one = study.open_table(tmp_path / 'one.csv')
+    one.rows = {key: row for key, row in table.rows.items() if row['scheme'] == 'AGN'}
+    before = copied(tmp_path)
+    after = publish(one, tmp_path)
+    changed = {path.parent.name for path, text in before.items() if after[path] != text}
+    assert changed - {'Simulation', 'results'} <= {'AGN'}
 
 
 @pytest.mark.parametrize('name', schemes.folders())
@@ -280,34 +390,44 @@ def test_each_folder_shows_its_picture(name):
     assert f'](../Simulation/results/{picture})\n' in section, (
         f'`make simulate ARGS="--study --only={name}"` draws it; `## With many workers` shows it')
     assert f'\n    bash Simulation/run.sh --study --only={name}\n' in section
+    assert '<!-- study begins -->' in section
     assert re.findall(r'results/(scheme-[\w-]+\.png)', text) == [picture]
     assert 0 < (study.RESULTS / picture).stat().st_size < 60000
 
 
-def test_bad_input():
-    done = subprocess.run(['bash', str(ROOT / 'Simulation' / 'run.sh'), '--study', '--only=Nobody'],
+@pytest.mark.parametrize('flag, said', [
+    ('--only=Nobody', '--only=Nobody: there are AEAMSGD, '),
+    ('--print=Nobody', '--print=Nobody: the study has no such simulation.')])
+def test_bad_input(flag, said):
+    done = subprocess.run(['bash', str(ROOT / 'Simulation' / 'run.sh'), '--study', flag],
                           env={'PYTHON': sys.executable, 'PATH': '/usr/bin:/bin'}, check=False,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60,
                           universal_newlines=True)
     assert done.returncode
     line, = done.stdout.splitlines()
-    assert line.startswith('--only=Nobody: there are AEAMSGD, ')
+    assert line.startswith(said)
 
 
 @pytest.mark.thorough
-def test_real_simulations(tmp_path, monkeypatch):
-    """Of a process of its own, short; the curves are not kept."""
-    monkeypatch.setattr(study_cases, 'LENGTH', {'local_steps': '300', 'tests': '3'})
-    monkeypatch.setattr(study_cases, 'FIXED', (1, 2))
-    monkeypatch.setattr(study_cases, 'COARSE', (1, 4))
-    monkeypatch.setattr(study_cases, 'SOME', 4)
-    monkeypatch.setattr(study, 'COARSE', (1, 4))
-    monkeypatch.setattr(study, 'BETWEEN', (2,))
-    made = experiments.Table(tmp_path / 'study.csv', study_cases.COLUMNS)
-    study.simulate(made, ['AGN'])
-    found = study_cases.Study(made, study_cases.Absent('AGN'))
-    assert float(found.best_row(1)['accuracy']) > 0.5
-    assert not any(row['curve'] for row in made.rows.values())
-    calm, late = (float(found.best_row(4, steps)['seconds'])
-                  for steps in ('none', 'stragglers'))
-    assert late != calm
+def test_real_simulations_and_their_commands(tmp_path):
+    """Of processes of their own, short; the printed command gives the same figures again."""
+    short = {'local_steps': '640', 'teacher_test_examples': '1000'}
+    columns = [*study_cases.COLUMNS, 'teacher_test_examples']
+    with mock.patch.object(study_cases, 'COLUMNS', columns), study.Simulator('AGN') as simulator:
+        made = study.open_table(tmp_path / 'study.csv')
+        one = Study(made, simulator)
+        row = one.row(case(4, **short), 1)
+        assert 0.3 < float(row['excess_loss']) < 1.6 and row['excess_loss'] != row[
+            'validation_excess_loss']
+        words = shlex.split(study_report.command(row))
+        digits = one.row(case(4, DIGITS, local_steps='640'))
+    assert float(digits['accuracy']) > 0.5 and not digits['excess_curve']
+    done = subprocess.run(words, cwd=str(ROOT), check=True, stdout=subprocess.PIPE, timeout=120,
+                          env={'PYTHON': sys.executable, 'PATH': '/usr/bin:/bin'},
+                          universal_newlines=True)
+    assert f'test excess loss {float(row["excess_loss"]):.3f}' in done.stdout
+    assert f'validation excess loss {float(row["validation_excess_loss"]):.3f}' in done.stdout
+
+
+def test_how_many_it_begins_with():
+    assert SOME in NUMBERS and SOME in study_cases.OF_DIGITS
