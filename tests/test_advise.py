@@ -771,7 +771,7 @@ def start(*arguments):
     (['--misspelt'], 'unrecognized arguments: --misspelt'),
     (['--run', f'--cluster={FOUR}'], '--run: it runs on this machine'),
     (['--schemes=FedAvg'], '--schemes=FedAvg: FedAvg is no candidate: its clients have the '),
-    (['--schemes=AGN,Gossip'], '--schemes=AGN,Gossip: Gossip is no candidate: there is no center, '),
+    (['--schemes=AGN,Gossip'], '--schemes=AGN,Gossip: Gossip is no candidate: there is no center'),
     (['--schemes=Work-Queue'], '--schemes=Work-Queue: Work-Queue is no candidate: it makes the '),
     (['--schemes=AGM'], '--schemes=AGM: there is no AGM; there are AEAMSGD, '),
 ])
