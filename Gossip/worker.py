@@ -33,7 +33,7 @@ from absl import flags
 import find_library  # noqa: F401  (finds tfdist)
 from tfdist.cluster import liveness, membership, servers
 from tfdist.model import building, model_file
-from tfdist.scheme import exchange, seam
+from tfdist.scheme import exchange, seam, transfer
 from tfdist.start import console
 from tfdist.training import evaluation, report, sessions, training_flags
 from tfdist.start.quiet import tf
@@ -120,12 +120,16 @@ class Scheme(seam.Seam):
           List of ops that send; and a dict by neighbour of lists of tensors. See `mix`.
         """
         def queue(sender, receiver):
-            with tf.device(self.worker_device(receiver)), tf.device('/device:CPU:0'):
-                return tf.FIFOQueue(1, [value.dtype for value in x], [value.shape for value in x],
-                                    shared_name=f'x_{sender}_to_{receiver}')
+            return tf.FIFOQueue(1, [value.dtype for value in x], [value.shape for value in x],
+                                shared_name=f'x_{sender}_to_{receiver}')
 
-        return ([queue(task_index, each).enqueue(x) for each in neighbours],
-                {each: tf.nest.flatten(queue(each, task_index).dequeue()) for each in neighbours})
+        sends, parts = [], {}
+        for each in neighbours:
+            with tf.device(self.worker_device(each)), tf.device('/device:CPU:0'):
+                sends.append(queue(task_index, each).enqueue(transfer.to_worker(x)))
+            with tf.device(self.worker_device(task_index)), tf.device('/device:CPU:0'):
+                parts[each] = tf.nest.flatten(queue(each, task_index).dequeue())
+        return sends, parts
 
 
 def watch(resolver):
