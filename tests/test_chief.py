@@ -192,6 +192,7 @@ def test_a_synchronous_run_that_stands_still_is_saved(start, model_dir):
         task.ends_well()
 
 
+@pytest.mark.thorough
 def test_a_worker_with_another_directory_does_not_stand_in(programs, tmp_path):
     """It may have the same name, on another host."""
     tasks = Tasks(programs, flags=['--train_steps=300', '--log_every_n_steps=10', SLOW])

@@ -294,6 +294,7 @@ def test_what_is_refused_is_not_simulated(programs):
 
 # Real processes.
 
+@pytest.mark.thorough
 def test_a_run(programs):
     """Queues and sockets come to the same bits, and no worker has others when the next begins."""
     def trained(implementation):

@@ -314,7 +314,8 @@ def test_with_all_clients_and_equal_parts_it_is_local_sgd(workers, toy, number):
         assert value == pytest.approx(other, rel=1e-5)
 
 
-@pytest.mark.parametrize('each', [pytest.param(None, marks=pytest.mark.thorough), 2])
+@pytest.mark.thorough
+@pytest.mark.parametrize('each', [None, 2])
 def test_it_does_not_matter_how_many_workers_there_are(workers, each):
     """Clients of unequal size, some of them in each round: only roundings differ."""
     random = np.random.RandomState(0)

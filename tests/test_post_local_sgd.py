@@ -207,6 +207,7 @@ def test_simulated_local_steps_are_those_of_all_steps(programs):
 
 # Real processes.
 
+@pytest.mark.thorough
 def test_a_run_that_resumes_on_both_sides(programs):
     """Which step it is decides, and each worker tells the local steps that it has made."""
     def run(train_steps):

@@ -166,6 +166,7 @@ def test_a_ps_that_nobody_needs_any_more(programs, workers_come):
 OVER = r'worker {}: ps 0 at \S+ does not answer \(.+\)\. The run is over: its last step is saved'
 
 
+@pytest.mark.thorough
 def test_a_worker_that_nobody_needs_any_more(programs):
     """It was killed in its end, when it had said that it is done, and an engine starts it again."""
     model_dir = programs.directory / 'model'

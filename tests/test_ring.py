@@ -465,7 +465,8 @@ def test_replicas_stay_the_same_bit_for_bit(workers, num_workers):
         assert [v.tobytes() for v in value] == [v.tobytes() for v in values[0]]
 
 
-@pytest.mark.parametrize('num_workers', [1, 2, pytest.param(3, marks=pytest.mark.thorough), 4])
+@pytest.mark.parametrize('num_workers', [1, 2, *(
+    pytest.param(number, marks=pytest.mark.thorough) for number in (3, 4))])
 def test_bytes(workers, num_workers):
     """Each worker sends 2 (N - 1) / N of the parameters, to the next one and to nobody else."""
     size = 250000 * num_workers  # pieces of 1 MB: a trace says sizes with one decimal

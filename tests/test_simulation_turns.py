@@ -99,7 +99,8 @@ def play():
         each.player.close()
 
 
-@pytest.mark.parametrize('workers, fraction', [(1000, 1.), (30, 0.2), (1, 0.05)])
+@pytest.mark.parametrize('workers, fraction', [
+    pytest.param(1000, 1., marks=pytest.mark.thorough), (30, 0.2), (1, 0.05)])
 def test_rounds_are_those_of_one_process(play, workers, fraction):
     """However many workers there are: of a thousand clients, with two or three examples each."""
     played = play(np.arange(2100) % 13, workers, 3, clients=1000, fraction=fraction,
@@ -115,7 +116,8 @@ def test_rounds_are_those_of_one_process(play, workers, fraction):
     assert played.record.accepted == 3 * len(mine) and played.record.dropped == 0
 
 
-@pytest.mark.parametrize('workers, buffer', [(1000, 100), (7, 3), (3, 1)])
+@pytest.mark.parametrize('workers, buffer', [
+    pytest.param(1000, 100, marks=pytest.mark.thorough), (7, 3), (3, 1)])
 def test_buffers_are_those_of_one_process(play, workers, buffer):
     played = play(np.arange(2100) % 13, workers, 12, clients=1000, buffer=buffer)
     assert len(played.centers) >= 13

@@ -98,6 +98,7 @@ def test_a_worker_that_ends_long_before_the_other(programs, early):
     assert [len(task.matches(TEST)) for task in (first, second)] == [1 - early, early]
 
 
+@pytest.mark.thorough
 def test_a_ps_stays_for_one_that_is_late_with_its_good_bye(programs):
     """On a busy machine a worker that has said done may not answer for seconds: it is no dead one.
 

@@ -192,6 +192,7 @@ def test_local_steps_of_the_delay_wait_for_nobody(streams):
             assert not WAITS & {op.type for op in graphs.ancestors([gradient])}
 
 
+@pytest.mark.thorough
 def test_the_barrier_holds_in_each_exchange(streams):
     first, second = streams(fragment_delay=1)
     for step in range(4):

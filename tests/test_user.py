@@ -102,10 +102,10 @@ def test_two_runs_at_the_same_time(programs, copy):
 # In `make test`, one of each kind: the others are started by tests of their own.
 @pytest.mark.brief
 @pytest.mark.parametrize('copy', sorted(set(examples()) - {
-    'AEAMSGD', 'AEASGD', 'DC-ASGD', 'DiLoCo', 'Distributed-MNIST', 'Distributed-Setup',
-    'DOWNPOUR', 'DOWNPOUR-Easy', 'DynSGD', 'FedAvg', 'Gossip', 'In-Graph-Replication', 'Local-SGD',
-    'Parameter-Placement', 'SAGN', 'SSP', 'Synchronous-SGD-different-learning-rates',
-    'Work-Queue'}),
+    'AEAMSGD', 'AEASGD', 'AGN', 'DC-ASGD', 'DiLoCo', 'Distributed-MNIST', 'Distributed-Setup',
+    'DOWNPOUR', 'DOWNPOUR-Easy', 'DynSGD', 'Elastic-Workers', 'FedAvg', 'Gossip',
+    'In-Graph-Replication', 'Local-SGD', 'Model-Parallel', 'Parameter-Placement', 'SAGN', 'SSP',
+    'Synchronous-SGD-different-learning-rates', 'Work-Queue'}),
                          indirect=True)
 def test_run(programs, copy):
     train(programs, copy, 'first')
