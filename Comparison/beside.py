@@ -8,7 +8,6 @@ a host of its own, whose link has a rate.
 
 import collections
 import contextlib
-import pathlib
 import statistics
 import sys
 import tempfile
@@ -130,9 +129,7 @@ def hosts_of(pair):
         yield None
         return
     gigabits, milliseconds = pair.network
-    with tempfile.TemporaryDirectory() as directory, hosts.Hosts(
-            pathlib.Path(directory), ['ps-0', *(f'worker-{i}' for i in range(pair.workers))],
-            round_trip=milliseconds and milliseconds / 1000, gigabits=gigabits) as network:
+    with hosts.of_tasks(1, pair.workers, milliseconds and milliseconds / 1000, gigabits) as network:
         yield network
 
 

@@ -26,7 +26,7 @@ FORMS = {'accuracy': '{:.3f} of the test images', 'seconds_to_95': '{:.2f} s to 
          'excess_seconds': f'{{:.3g}} s to an excess loss of {its_study.TARGET}',
          'excess_loss': '{:.3f} of excess loss', 'sent': '{:,.0f} B in a local step',
          'straggling': '{:.0f} local steps/s with a straggler', 'rate': '{:.0f} local steps/s'}
-# The figures of which the least is the best.
+# Figures of which less is better.
 LEAST = 'seconds_to_95', 'target_seconds', 'excess_seconds', 'excess_loss', 'sent'
 STUDY, OLDER_STUDY = (ROOT / 'Simulation' / 'results' / name
                       for name in ('study.csv', 'older-study.csv'))

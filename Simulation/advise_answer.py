@@ -42,7 +42,7 @@ def limited_by(row):
 def compare_at_once(entries):
     """Has all entries without a time tell their accuracy after the same seconds; returns these.
 
-    They were not simulated for equally long, and who was for longer is more accurate.
+    They were simulated for different times, and who trains for longer is more accurate.
 
     Args:
       entries: list of dicts, see `Answer`; their 'accuracy' is changed.

@@ -10,6 +10,10 @@ import concurrent.futures
 import itertools
 import os
 
+# Local steps that a thread computes in a row. Fewer, and threads wait for each other more often;
+# more, and at the end of a run more are computed in vain.
+STEPS_IN_A_ROW = 8
+
 
 class Computation:
     """A computation that is made before its result is used."""

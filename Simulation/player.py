@@ -14,16 +14,12 @@ import sys
 import numpy as np
 from tfdist.scheme import transfer
 from tfdist.start.quiet import tf
-from gathering import Gathering
+from gathering import Gathering, STEPS_IN_A_ROW
 from own import Own
 import parts
 from parts import Part
 from round_parts import RoundParts
 from rounds import Computed, Round
-
-# Local steps that a thread computes in a row. Fewer, and threads wait for each other more often;
-# more, and at the end of a run more are computed in vain.
-_STEPS_IN_A_ROW = 8
 
 
 class _Asked(collections.namedtuple('_Asked', 'worker round pull fed pushed center batches kept')):
@@ -107,7 +103,7 @@ class Player:
         self._clocks = None  # those of the gate as they are now; None if they have to be read
         self._make_parts(step)
         steps = sum(piece.local_steps for piece in self.pieces[0] if piece.what == 'computes')
-        self._gathering = Gathering(self._compute_all, max(1, _STEPS_IN_A_ROW // steps),
+        self._gathering = Gathering(self._compute_all, max(1, STEPS_IN_A_ROW // steps),
                                     parts.in_thread)
 
     def _make_parts(self, step):

@@ -11,7 +11,7 @@ import functools
 from tfdist.model import building
 from tfdist.scheme import graphs, transfer
 from tfdist.start.quiet import tf
-from gathering import Gathering
+from gathering import Gathering, STEPS_IN_A_ROW
 import halves
 import neighbours
 from own import Own
@@ -19,7 +19,6 @@ import parts
 from parts import Part
 import shards
 
-_STEPS_IN_A_ROW = 8  # see `player`
 _Asked = collections.namedtuple('_Asked', 'worker seen batches')
 
 
@@ -146,7 +145,7 @@ class Replicas:
         self._draw = getattr(self.source, 'draw', lambda asked: asked)
         self._make_parts()
         self._first = self.session.run(kept)
-        self._gathering = Gathering(self._compute_all, _STEPS_IN_A_ROW, parts.in_thread)
+        self._gathering = Gathering(self._compute_all, STEPS_IN_A_ROW, parts.in_thread)
 
     def _place(self, network):
         """Finds where the values of a worker's variables are; returns the list of variables."""

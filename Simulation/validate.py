@@ -83,11 +83,8 @@ def where(case):
     if not case.mbit and not case.round_trip:
         yield env
         return
-    names = ['ps-0', *(f'worker-{worker}' for worker in range(case.workers))]
-    with tempfile.TemporaryDirectory() as directory, hosts.Hosts(
-            pathlib.Path(directory), names,
-            round_trip=case.round_trip / 1000 if case.round_trip else None,
-            gigabits=case.mbit / 1000 if case.mbit else None) as network:
+    with hosts.of_tasks(1, case.workers, case.round_trip / 1000 if case.round_trip else None,
+                        case.mbit / 1000 if case.mbit else None) as network:
         yield dict(env, PYTHON=network.python())
 
 

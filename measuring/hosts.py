@@ -8,6 +8,7 @@ does.
 As a program it is what run.sh starts in place of Python: `Hosts.python` says how.
 """
 
+import contextlib
 from functools import partial
 import json
 import os
@@ -15,6 +16,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import tempfile
 
 _WIRE = pathlib.Path(__file__).resolve().parent / 'wire.py'
 _NOBODY = '02:00:00:00:00:00'  # the hardware address of no host
@@ -219,6 +221,23 @@ class Hosts:
         probe = f'import socket; socket.create_connection(({host!r}, {port}), timeout=3)'
         return not subprocess.run(self.on(name, [sys.executable, '-c', probe], os.getcwd()),
                                   stderr=subprocess.DEVNULL, timeout=30, check=False).returncode
+
+
+@contextlib.contextmanager
+def of_tasks(ps, workers, round_trip=None, gigabits=None):
+    """Makes a host for each task, such as ps-0 and worker-0, and yields these `Hosts`.
+
+    Args:
+      ps: int, how many ps there are.
+      workers: int.
+      round_trip: see `Hosts`.
+      gigabits: see `Hosts`.
+    """
+    names = [f'{job}-{i}' for job, number in (('ps', ps), ('worker', workers))
+             for i in range(number)]
+    with tempfile.TemporaryDirectory() as directory, Hosts(
+            pathlib.Path(directory), names, round_trip=round_trip, gigabits=gigabits) as network:
+        yield network
 
 
 def _enter(pid, *namespaces):

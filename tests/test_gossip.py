@@ -113,11 +113,15 @@ def distance(replicas):
 
 # D-PSGD.
 
-@pytest.mark.parametrize('ms, replicas, distances', [
+# Targets of the workers, their replicas after each step, and consensus distances.
+D_PSGD = [
     ([0, 4], [(4, 6), (3, 4), (2, 3.5), (1.75, 3)], [1, 0.25, 0.5625, 0.390625]),
     ([0, 4, 8], [(4, 6, 8), (4, 5, 6), (3, 4.5, 6), (3, 4.25, 5.5)],
      [2.6666667, 0.66666667, 1.5, 1.0416667]),
-    ([0, 4, 8, 12], [(4, 6, 8, 10), (4.6666667, 5, 8, 8.3333333)], None)], ids=str)
+    ([0, 4, 8, 12], [(4, 6, 8, 10), (4.6666667, 5, 8, 8.3333333)], None)]
+
+
+@pytest.mark.parametrize('ms, replicas, distances', D_PSGD, ids=str)
 def test_d_psgd(synchronous, ms, replicas, distances):
     """Gradient at the own x from before the mixing; the mean does what one of SGD would do."""
     made, step = synchronous(ms)

@@ -28,6 +28,7 @@ from record import Record
 import replicas
 import schemes
 import test_simulation
+from test_gossip import D_PSGD
 from test_seam import defaults
 from test_simulation_gathering import one_by_one
 
@@ -162,11 +163,7 @@ def play():
 
 # The worked numbers.
 
-@pytest.mark.parametrize('ms, replicas_, distances', [
-    ([0, 4], [(4, 6), (3, 4), (2, 3.5), (1.75, 3)], [1, 0.25, 0.5625, 0.390625]),
-    ([0, 4, 8], [(4, 6, 8), (4, 5, 6), (3, 4.5, 6), (3, 4.25, 5.5)],
-     [2.6666667, 0.66666667, 1.5, 1.0416667]),
-    ([0, 4, 8, 12], [(4, 6, 8, 10), (4.6666667, 5, 8, 8.3333333)], None)], ids=str)
+@pytest.mark.parametrize('ms, replicas_, distances', D_PSGD, ids=str)
 def test_d_psgd(play, ms, replicas_, distances):
     """Whatever takes how long: who steps when does not matter."""
     played = play(ms, len(replicas_), UNEVEN).run()
