@@ -24,6 +24,8 @@ BATCH = 32  # examples in a local step
 FIGURES = ['accuracy', 'loss', 'diverged', 'steps', 'examples', 'seconds', 'target_examples',
            'target_seconds', 'staleness', 'staleness_50', 'staleness_90', 'staleness_99',
            'staleness_max', 'dropped', 'computes', 'waits', 'curve', 'wall_seconds', 'megabytes']
+# One more, of a model whose least possible loss is known.
+EXCESS = 'excess_loss'
 
 
 class Scheme:
@@ -85,14 +87,16 @@ class Scheme:
 class Table:
     """Results in a CSV file, a row for each simulation; what it has is not simulated again."""
 
-    def __init__(self, path, columns):
+    def __init__(self, path, columns, figures=FIGURES):
         """Reads the file.
 
         Args:
           path: string or path; the file and its directory are made with the first row.
           columns: list of strings, names of the flags that identify a simulation.
+          figures: list of strings, the figures to keep.
         """
         self._path, self._columns = pathlib.Path(path), ['scheme', *columns]
+        self._figures = figures
         self._lock = threading.Lock()
         self.rows = collections.OrderedDict()
         for row in read(self._path):
@@ -126,7 +130,8 @@ class Table:
         is_new = not self._path.exists()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with open(self._path, 'a', newline='', encoding='utf-8') as file:
-            writer = csv.DictWriter(file, [*self._columns, *FIGURES], lineterminator='\n')
+            writer = csv.DictWriter(file, [*self._columns, *self._figures], extrasaction='ignore',
+                                    lineterminator='\n')
             if is_new:
                 writer.writeheader()
             writer.writerow(row)
@@ -178,7 +183,10 @@ def for_each(function, items, jobs=None):
 
 
 def figures_of(simulation):
-    """Returns the FIGURES of a `simulate.Simulation` that has run, but for those of its process."""
+    """Returns the FIGURES of a `simulate.Simulation` that has run, but for those of its process.
+
+    And EXCESS, if the model has it.
+    """
     record = simulation.record
     last, reached = record.curve[-1], record.reached_target or {}
     found = dict.fromkeys(FIGURES, '')
@@ -190,6 +198,8 @@ def figures_of(simulation):
                  computes=record.seconds['computes'] / alive, waits=record.seconds['waits'] / alive,
                  curve=' '.join(f'{row["examples"]}:{row["seconds"]:.6g}:'
                                 f'{row.get("test_accuracy", 0):.4f}' for row in record.curve))
+    if f'test_{EXCESS}' in last:
+        found[EXCESS] = last[f'test_{EXCESS}']
     if record.staleness:
         half, most, nearly, maximum = record.quantiles([.5, .9, .99, 1])
         found.update(staleness=record.mean_staleness(), staleness_50=half, staleness_90=most,
