@@ -169,8 +169,11 @@ class Arm:
 
     def used(self, table, place):
         """Returns the pairs of a scheme and its flags at a place that its results rest on."""
-        pairs, known = [], _Noting(table, lambda scheme, flags: pairs.append((scheme, flags)))
-        chosen, _ = self.chosen(known, place)
+        pairs = []
+        chosen, _ = self.chosen(
+            _Noting(table, lambda scheme, flags: pairs.append((scheme, flags))), place)
+        if chosen is None:
+            return pairs
         return [*pairs, *((self.scheme, self.asked(place, seed, chosen)) for seed in REPORTED)]
 
 

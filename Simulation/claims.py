@@ -15,14 +15,15 @@ import os
 import pathlib
 import statistics
 import sys
+import textwrap
 import threading
 
 import matplotlib
 import tqdm
 from measuring import readmes, style
 import arms
-import claim as claim_module
 import experiments
+import judging
 import papers
 
 matplotlib.use('Agg')  # it writes files, and needs no screen
@@ -73,12 +74,12 @@ def simulate(claims, table, jobs=None):
     """Simulates what is needed and not there yet, one claim after the other.
 
     Args:
-      claims: list of `claim.Claim`.
+      claims: list of `judging.Claim`.
       table: `experiments.Table`.
       jobs: int, how many simulations at a time; by default one for each processor.
     """
     for claim in claims:
-        found = claim_module.Seen(claim.arms, table)
+        found = judging.Seen(claim.arms, table)
         with Processes() as processes, tqdm.tqdm(
                 desc=claim.name, unit=' simulations', disable=None, leave=False) as bar:
             def one(pair, processes=processes, bar=bar):
@@ -119,11 +120,11 @@ def _finite(values):
     if not all(map(math.isfinite, values)):
         return [math.nan] * 3
     mean = statistics.mean(values)
-    return mean, mean - min(values), max(values) - mean
+    return mean, max(0, mean - min(values)), max(0, max(values) - mean)
 
 
 def _draw_panel(axes, panel):
-    """Draws a `claim.Panel`: means, and bars from the least to the most of the seeds."""
+    """Draws a `judging.Panel`: means, and bars from the least to the most of the seeds."""
     places = list(dict.fromkeys(x for line in panel.lines.values() for x in line))
     if not any(isinstance(x, str) for x in places):
         places.sort()
@@ -141,7 +142,7 @@ def _draw_panel(axes, panel):
 
 
 def draw(claim, seen, path):
-    """Writes the picture of a claim into a file, a path; `seen` is a complete `claim.Seen`."""
+    """Writes the picture of a claim into a file, a path; `seen` is a complete `judging.Seen`."""
     panels = claim.panels(seen)
     with plt.rc_context(style.STYLE):
         figure, all_axes = plt.subplots(1, len(panels), figsize=(11, 2.9), squeeze=False,
@@ -155,8 +156,8 @@ def draw(claim, seen, path):
 
 
 def judge(claims, table):
-    """Returns a dict by claim of the list of its `claim.Part`s; None if it is not all simulated."""
-    seen = {claim: claim_module.Seen(claim.arms, table) for claim in claims}
+    """Returns a dict by claim of the list of its `judging.Part`s; None if it is not all simulated."""
+    seen = {claim: judging.Seen(claim.arms, table) for claim in claims}
     return {claim: None if its.missing() else claim.judge(its) for claim, its in seen.items()}
 
 
@@ -164,8 +165,8 @@ def verdict_of(parts):
     """Returns the verdict on what `judge` returns for a claim, a string."""
     if parts is None:
         return NOT_YET
-    found, left = claim_module.verdict(parts), sum(one.holds is None for one in parts)
-    if not left or found == claim_module.NOT_TESTED:
+    found, left = judging.verdict(parts), sum(one.holds is None for one in parts)
+    if not left or found == judging.NOT_TESTED:
         return found
     return f'{found}; {left} part{"s" * (left > 1)} not tested here'
 
@@ -195,10 +196,10 @@ def _figures_of(claim, parts):
 
 
 def _item(part):
-    """Returns a `claim.Part` as an item of a list in Markdown."""
+    """Returns a `judging.Part` as an item of a list in Markdown."""
     kind = {'part': '', 'control': ' (control)', 'regime': ' (needed to see anything)'}[part.kind]
-    return readmes.paragraph(f'- **{_ANSWERS[part.holds]}**{kind}: {part.says}.').replace(
-        '\n', '\n  ')
+    return textwrap.fill(f'- **{_ANSWERS[part.holds]}**{kind}: {part.says}.', 100,
+                         subsequent_indent='  ', break_on_hyphens=False, break_long_words=False)
 
 
 def told_in(folder, judged):
@@ -213,9 +214,7 @@ def told_in(folder, judged):
         texts.append(readmes.paragraph(
             f'{claim.says} ({claim.paper}) [Simulated](../Simulation/results/claims.md#'
             f'{claim.name}): {verdict_of(parts)}.'))
-    names = ','.join(claim.name for claim in judged if folder in claim.folders)
-    return '\n\n'.join([*texts, 'In the root of the collection:',
-                        f'    bash Simulation/run.sh --claims={names}'])
+    return '\n\n'.join(texts)
 
 
 def publish(table, root=experiments.HERE.parent):
@@ -265,7 +264,7 @@ def main(arguments):
         sys.exit(f'{options.results_dir}: there is nothing to draw; without --draw it is '
                  'simulated.')
     for claim, parts in judged.items():
-        draw(claim, claim_module.Seen(claim.arms, table), options.results_dir / picture_of(claim))
+        draw(claim, judging.Seen(claim.arms, table), options.results_dir / picture_of(claim))
         print(f'{claim.name}: {verdict_of(parts)}')
     if options.results_dir == RESULTS:
         publish(table)

@@ -6,5 +6,5 @@ from papers_synchronous import Backups, CriticalBatch, Liars, Scaling
 from papers_windows import Elastic, Federated, Outer, Unequal, Windows
 
 # In this order they are simulated, and told.
-CLAIMS = [Staleness, Stability, Heterogeneity, Delay, Windows, Bound, Scaling, Backups, Elastic,
-          Momentum, Unequal, Adagrad, CriticalBatch, Outer, Liars, Federated, Sparse]
+CLAIMS = [Staleness, Stability, Heterogeneity, Delay, Scaling, Backups, Bound, Elastic, Windows,
+          Momentum, Adagrad, Unequal, CriticalBatch, Liars, Federated, Outer, Sparse]

@@ -3,7 +3,7 @@
 import math
 
 from arms import over, teacher
-from claim import Claim, control, EQUAL, Panel, part, untested
+from judging import Claim, control, EQUAL, Panel, part, regime, untested
 from effects import gain
 
 _TARGET = .55
@@ -17,7 +17,7 @@ class Backups(Claim):
     says = 'A few backup workers save more time in the tail than their gradients would be worth.'
     here = ('Synchronous-SGD with 50 workers to a test accuracy of 0.55; 2, 4 or 8 of them as '
             'backups, chosen like the step size')
-    folders = ['Synchronous-SGD', 'Synchronous-SGD-different-learning-rates']
+    folders = ['Synchronous-SGD']
     x = 'step times'
     kinds = {'heavy tail': {'step': 'pareto:1ms:1.5'}, 'light tail': {'step': 'pareto:1.5ms:4'},
              'no tail': {'step': 'lognormal:2ms:0.1'}}
@@ -147,14 +147,17 @@ class CriticalBatch(Claim):
                      for less, more in ((1, 4), (64, 256)))
         early, late = (CriticalBatch.critical(seen, target) for target in CriticalBatch.targets)
         grows = gain(early, late, is_ratio=True)
-        sizes = [sum(each) / len(each) for each in (early, late)]
+        sizes = [f'{sum(each) / 3:,.0f}' if max(each) < math.inf else 'more than 8,192'
+                 for each in (early, late)]
+        reached = all(value < math.inf for values in updates.values() for value in values)
         return [
+            regime('all batches come to 0.6 with each seed', reached),
             part(f'from a batch of 32 to one of 128 fewer updates, by 4 at best, at least 3: {few}',
                  few.mean - few.noise > math.log(3)),
             part(f'from 2,048 to 8,192 fewer updates, by 4 at best, less than 2: {many}',
                  many.mean + many.noise < math.log(2)),
-            part(f'the critical size, {sizes[0]:,.0f} examples on the way to 0.55 and '
-                 f'{sizes[1]:,.0f} on the way to 0.6, grows: {grows}', grows.is_sure),
+            part(f'the critical size, {sizes[0]} examples on the way to 0.55 and '
+                 f'{sizes[1]} on the way to 0.6, grows: {grows}', grows.is_sure),
             untested('that the noise scale of the gradient predicts it: the simulation does not '
                      'measure that')]
 

@@ -2,7 +2,7 @@
 
 import experiments
 from arms import over, teacher, Arm
-from claim import Claim, control, EQUAL, Panel, part, untested
+from judging import Claim, control, EQUAL, Panel, part, untested
 
 _EXCESS = experiments.EXCESS
 _ELASTIC = [1, 4, 16, 64]
