@@ -1,4 +1,4 @@
-"""The sides of the comparisons in a claim: what is simulated, each with the step size that suits it.
+"""The sides of the comparisons in a claim: what is simulated, each with its best step size.
 
 An arm is a scheme at some places of an axis, such as numbers of workers. At each place the step
 size is searched for with a seed of its own, and then simulated with the seeds that are reported.

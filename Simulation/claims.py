@@ -156,7 +156,7 @@ def draw(claim, seen, path):
 
 
 def judge(claims, table):
-    """Returns a dict by claim of the list of its `judging.Part`s; None if it is not all simulated."""
+    """Returns a dict by claim of the list of its `judging.Part`s, or None if rows are missing."""
     seen = {claim: judging.Seen(claim.arms, table) for claim in claims}
     return {claim: None if its.missing() else claim.judge(its) for claim, its in seen.items()}
 

@@ -37,7 +37,8 @@ class Effect(collections.namedtuple('Effect', 'mean noise is_ratio')):
     def __str__(self):
         if not math.isfinite(self.mean):
             return {math.inf: 'only the first with all seeds',
-                    -math.inf: 'only the second with all seeds'}.get(self.mean, 'not with all seeds')
+                    -math.inf: 'only the second with all seeds'}.get(
+                        self.mean, 'not with all seeds')
         if self.is_ratio:
             first, middle, last = (math.exp(self.mean + way * self.noise) for way in (-1, 0, 1))
             return f'{middle:.3g} times ({first:.3g} to {last:.3g})'

@@ -1,4 +1,4 @@
-"""What a claim is: parts, each of which holds or does not, with controls, and a verdict of these."""
+"""What a claim is: parts that hold or do not, with controls, and the verdict on them."""
 
 import collections
 

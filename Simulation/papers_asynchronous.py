@@ -104,8 +104,8 @@ class Sparse(Claim):
     here = ('HogWild on clicks, 6,400 local steps: with tables of 100,000 rows, of which a batch '
             'reads some 240, and with tables of 100 rows, which all workers share')
     folders = ['HogWild']
-    arms = {f'{rows:,} rows': Arm('HogWild', over('workers', [1, 32]), model='clicks', figure='loss',
-                                  start=1, clicks_rows=rows, local_steps=6400, tests=4)
+    arms = {f'{rows:,} rows': Arm('HogWild', over('workers', [1, 32]), figure='loss', start=1,
+                                  model='clicks', clicks_rows=rows, local_steps=6400, tests=4)
             for rows in (_RARE, _DENSE)}
 
     @staticmethod
@@ -167,7 +167,8 @@ class Stability(Claim):
                     any(effect.is_sure for effect in own.values()))]
 
 
-_SLOWER = {times: {'step': f'lognormal:2ms:0.1,lognormal:{2 * times}ms:0.1'} for times in (1, 4, 16)}
+_SLOWER = {times: {'step': f'lognormal:2ms:0.1,lognormal:{2 * times}ms:0.1'}
+           for times in (1, 4, 16)}
 
 
 class Heterogeneity(Claim):
@@ -236,7 +237,8 @@ class Bound(Claim):
     where = 'abstract'
     says = ('With a bound on staleness workers wait less than in lock-step; training is faster '
             'than in lock-step and than without a bound.')
-    here = '16 workers to a test accuracy of 0.55; the bound, 1, 3 or 10, is chosen like the step size'
+    here = ('16 workers to a test accuracy of 0.55; the bound, 1, 3 or 10, is chosen like the step '
+            'size')
     folders = ['SSP']
     x = 'step times'
     kinds = {'all slow now and then': {'step': 'pareto:1ms:1.5'},
