@@ -96,7 +96,7 @@ class Arm:
     """
 
     def __init__(self, scheme, at, figure=experiments.EXCESS, rate='learning_rate', start=0,
-                 options=({},), like=None, times=None, **flags):
+                 options=({},), like=None, **flags):
         """Takes the parts.
 
         Args:
@@ -107,18 +107,17 @@ class Arm:
           start: int, the exponent at which the search for the step size begins.
           options: list of dicts of flags, of which the best one is chosen, too.
           like: pair of another arm and a place: the step size is the one that was chosen there.
-          times: function of a place: factor of that step size.
           flags: the flags that are the same at all places.
         """
         self.scheme, self.at, self.figure, self._flags = scheme, at, figure, flags
         self.rate, self._start, self._options = rate, start, options
-        self._like, self._times = like, times or (lambda place: 1)
+        self._like = like
 
     def asked(self, place, seed, chosen):
         """Returns what to simulate at a place, a dict of strings; `chosen` is a dict of flags."""
         flags = collections.OrderedDict(self._flags, seed=seed, **self.at[place])
         flags.update(chosen)
-        return {name: str(value) for name, value in flags.items() if value != ''}
+        return {name: str(value) for name, value in flags.items()}
 
     def chosen(self, table, place):
         """Returns what is chosen at a place.
@@ -136,7 +135,7 @@ class Arm:
             flags, missing = arm.chosen(table, there)
             if flags is None:
                 return None, missing
-            return {self.rate: _said(float(flags[arm.rate]) * self._times(place))}, []
+            return {self.rate: flags[arm.rate]}, []
         if not self.rate:
             return {}, []
         found, missing = [], []
@@ -151,7 +150,7 @@ class Arm:
         return (None, missing) if missing else (min(found)[-1], [])
 
     def _choice(self, option, exponent):
-        return dict(option, **{self.rate: _said(MIDDLE * FACTOR ** exponent)})
+        return dict(option, **{self.rate: f'{MIDDLE * FACTOR ** exponent:.4g}'})
 
     def _worth(self, table, place, option, exponent):
         """Returns how good a step size is, see `climb`: where nothing is reached, by the loss."""
@@ -186,11 +185,6 @@ class _Noting:
     def row(self, scheme, asked):
         self._note(scheme, asked)
         return self._table.row(scheme, asked)
-
-
-def _said(rate):
-    """Returns a step size as a string."""
-    return f'{rate:.4g}'
 
 
 def teacher(scheme, at, **kwargs):

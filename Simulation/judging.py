@@ -73,9 +73,9 @@ class Seen(Found):
         is_ratio = isinstance(figure, tuple) or figure == 'seconds'
         return gain(self.values(*ours, figure), self.values(*others, figure), is_ratio)
 
-    def lines(self, figure=None, names=None):
-        """Returns `Panel.lines` of some arms, or of all."""
-        return {name: self.line(name, figure) for name in names or self.arms}
+    def lines(self, figure=None):
+        """Returns `Panel.lines` of all arms."""
+        return {name: self.line(name, figure) for name in self.arms}
 
 
 class Claim:

@@ -1,10 +1,8 @@
 """Claims on windows of local steps between two exchanges: see `papers`."""
 
-import experiments
 from arms import over, teacher, Arm
 from judging import Claim, control, EQUAL, Panel, part, untested
 
-_EXCESS = experiments.EXCESS
 _ELASTIC = [1, 4, 16, 64]
 
 
