@@ -49,7 +49,8 @@ def gain(ours, others, is_ratio=False):
     """Compares two sides, of which the one with less is better.
 
     Args:
-      ours, others: lists of three floats, one for each seed; infinity where a run failed.
+      ours: list of three floats, one for each seed; infinity where a run failed.
+      others: the same, of the other side.
       is_ratio: bool, whether to compare logarithms.
 
     Returns:

@@ -62,7 +62,8 @@ class Seen(Found):
         """Compares two sides.
 
         Args:
-          ours, others: pairs of the name of an arm and a place.
+          ours: pair of the name of an arm and a place.
+          others: the same, of the other side.
           figure: see `arms.value`; by default that of the arm. Times, and numbers of examples, are
             compared as ratios.
 
