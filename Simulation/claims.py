@@ -171,10 +171,15 @@ def verdict_of(parts):
     return f'{found}; {left} part{"s" * (left > 1)} not tested here'
 
 
-def verdicts_of(judged):
-    """Returns the verdicts in Markdown; `judged` is what `judge` returns."""
-    rows = [['', 'the claim', 'here']]
-    rows += [[f'[{claim.name}](results/claims.md#{claim.name})', f'{claim.says} ({claim.paper})',
+def verdicts_of(judged, page='results/claims.md'):
+    """Returns the verdicts in Markdown.
+
+    Args:
+      judged: what `judge` returns.
+      page: string, the path of the page with the figures.
+    """
+    rows = [['', 'the claim', 'simulated']]
+    rows += [[f'[{claim.name}]({page}#{claim.name})', f'{claim.says} ({claim.paper})',
               verdict_of(parts)] for claim, parts in judged.items()]
     return readmes.table(rows, 'l')
 
@@ -204,17 +209,10 @@ def _item(part):
 
 def told_in(folder, judged):
     """Returns what the README of a folder tells of its claims, in Markdown; see `figures_of`."""
-    texts = []
-    for claim, parts in judged.items():
-        if folder not in claim.folders:
-            continue
-        if parts is not None and folder == claim.folders[0]:
-            texts.append(f'![{claim.name}: {claim.paper}](../Simulation/results/'
-                         f'{picture_of(claim)})')
-        texts.append(readmes.paragraph(
-            f'{claim.says} ({claim.paper}) [Simulated](../Simulation/results/claims.md#'
-            f'{claim.name}): {verdict_of(parts)}.'))
-    return '\n\n'.join(texts)
+    mine = {claim: parts for claim, parts in judged.items() if folder in claim.folders}
+    pictures = [f'![{claim.name}: {claim.paper}](../Simulation/results/{picture_of(claim)})'
+                for claim, parts in mine.items() if parts and folder == claim.folders[0]]
+    return '\n\n'.join([verdicts_of(mine, '../Simulation/results/claims.md'), *pictures])
 
 
 def publish(table, root=experiments.HERE.parent):
