@@ -18,8 +18,8 @@ COLUMNS = ['seed', 'model', 'teacher_shift', 'clicks_rows', 'cluster', 'workers'
            'local_steps', 'train_steps', 'tests', 'batch_size', 'learning_rate',
            'server_learning_rate', 'communication_window', 'constant', 'variance', 'lambda_0',
            'staleness_bound', 'replicas_to_aggregate', 'aggregate', 'liar', 'scale_learning_rate',
-           'warmup_steps', 'inner', 'outer', 'outer_learning_rate', 'outer_momentum', 'clients',
-           'fraction', 'classes_per_client', 'epochs']
+           'warmup_steps', 'outer_learning_rate', 'outer_momentum', 'clients', 'fraction',
+           'classes_per_client', 'epochs']
 FIGURES = ['accuracy', 'loss', experiments.EXCESS, 'diverged', 'steps', 'examples', 'seconds',
            'staleness', 'staleness_max', 'waits', 'curve', 'wall_seconds']
 # A network that has not begun to learn from the teacher is some 1.6 nats above the least loss.

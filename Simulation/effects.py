@@ -5,8 +5,8 @@ import math
 import statistics
 
 # Student's t: 95 % of differences between two means of three values each are within so many of
-# their standard errors; and of the means of three values.
-_T_OF_TWO, _T_OF_ONE = 2.776, 4.303
+# their standard errors.
+_T = 2.776
 
 
 class Effect(collections.namedtuple('Effect', 'mean noise is_ratio')):
@@ -67,13 +67,4 @@ def gain(ours, others, is_ratio=False):
         ours, others = (list(map(math.log, side)) for side in (ours, others))
     deviation = statistics.mean([statistics.variance(side) for side in (ours, others)]) ** 0.5
     return Effect(statistics.mean(others) - statistics.mean(ours),
-                  _T_OF_TWO * deviation * (1 / len(ours) + 1 / len(others)) ** 0.5, is_ratio)
-
-
-def paired(ours, others):
-    """Returns the `Effect` of which `gain` says, seed by seed: a seed's start is that of both."""
-    differences = [other - one for one, other in zip(ours, others)]
-    if not all(map(math.isfinite, differences)):
-        return gain(ours, others)
-    return Effect(statistics.mean(differences), _T_OF_ONE * statistics.stdev(differences)
-                  / len(differences) ** 0.5, False)
+                  _T * deviation * (1 / len(ours) + 1 / len(others)) ** 0.5, is_ratio)

@@ -1,11 +1,8 @@
 """Claims on workers that push each gradient, or each window, without waiting: see `papers`."""
 
-import experiments
 from arms import over, teacher, Arm
 from judging import Claim, control, EQUAL, Panel, part, regime, untested
-from effects import gain, paired
-
-_EXCESS = experiments.EXCESS
+from effects import gain
 
 
 class Staleness(Claim):
@@ -53,43 +50,19 @@ class Momentum(Claim):
     paper = 'Mitliagkas et al. 2016'
     where = 'abstract and theorem'
     says = ('Asynchrony acts like momentum: N workers move the center, in the mean, as a step size '
-            'divided by N and a momentum of 1 - 1/N do.')
-    here = ('the first 320 updates with a step size of 0.02 and local steps of random length; one '
-            'worker with the momentum that is predicted, and with none')
+            'divided by N and a momentum of 1 - 1/N do; so momentum of its own has to be smaller.')
+    here = 'nothing'
     folders = ['HogWild']
-    numbers = [4, 16]
-    arms = {
-        'asynchronous': teacher('HogWild', over('workers', numbers), rate=None, learning_rate=.02,
-                                step='lognormal:2ms:1', local_steps=320),
-        'one worker with the momentum': teacher(
-            'DiLoCo', {number: {'learning_rate': f'{.02 / number:.6g}',
-                                'outer_momentum': f'{1 - 1 / number:.6g}'} for number in numbers},
-            rate=None, workers=1, inner='sgd', outer='heavy_ball', outer_learning_rate=1,
-            communication_window=1, local_steps=320),
-        'one worker without': teacher('HogWild', {number: {} for number in numbers}, rate=None,
-                                      learning_rate=.02, workers=1, local_steps=320)}
 
     @staticmethod
     def judge(seen):
-        real, predicted, plain = seen.arms
-
-        def off(number, other):
-            """Returns how far the losses are from those of another arm, a list by seed."""
-            return [abs(one - two) for one, two in zip(seen.values(real, number, _EXCESS),
-                                                       seen.values(other, number, _EXCESS))]
-
-        def differ(number):
-            return paired(seen.values(plain, number), seen.values(predicted, number))
-
-        nearer = {number: paired(off(number, predicted), off(number, plain))
-                  for number in Momentum.numbers}
+        del seen
         return [
-            *(regime(f'momentum alone makes a difference with {number}: {differ(number)}',
-                     differ(number).is_sure) for number in Momentum.numbers),
-            *(part(f'{number} workers are nearer to one worker with momentum than to one without: '
-                   f'{effect}', effect.is_sure) for number, effect in nearer.items()),
-            untested('so that momentum of its own has to be smaller with more workers: no '
-                     'asynchronous folder has a flag for it')]
+            untested('the path of the center: it differs from that of plain SGD at the start, and '
+                     'there it depends on the velocity with which momentum begins. N workers begin '
+                     'at full speed, all with a gradient of the first center; momentum, in all '
+                     'folders, begins at rest'),
+            untested('the best momentum: no asynchronous folder has a flag for momentum on the ps')]
 
 
 _RARE, _DENSE = 100000, 100  # rows of the tables
