@@ -27,9 +27,9 @@ class Staleness(Claim):
         better = seen.gain((own, 64), (of_one, 64))
         alone = seen.gain((own, 1), (of_many, 1))
         return [
-            part('staleness with ' + ', '.join(
-                f'{number} workers: {sum(values) / len(values):.1f}'
-                for number, values in late.items()) + '; within 5 % of N - 1',
+            part('updates are late by ' + ', '.join(
+                f'{sum(values) / len(values):.1f} with N = {number}'
+                for number, values in late.items()) + ': within 5 % of N - 1',
                  all(abs(value - number + 1) <= 0.05 * number
                      for number, values in late.items() for value in values)),
             part(f'with 64 workers the step size chosen for them, {rates[-1]}, over that of one '
