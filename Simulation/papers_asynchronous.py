@@ -71,7 +71,6 @@ _RARE, _DENSE = 100000, 100  # rows of the tables
 class Sparse(Claim):
     name = 'sparse'
     paper = 'Niu et al. 2011'
-    where = 'abstract'
     says = ('Where each update changes a small part of the parameters, workers need no locks, and '
             'the speed-up is nearly linear.')
     here = ('HogWild on clicks, 6,400 local steps: with tables of 100,000 rows, of which a batch '

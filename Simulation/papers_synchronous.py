@@ -99,7 +99,7 @@ class Scaling(Claim):
 class CriticalBatch(Claim):
     name = 'critical-batch'
     paper = 'McCandlish et al. 2018'
-    where = 'sections 2 and 3'
+    where = 'abstract'
     says = ('Up to a critical batch size a larger batch needs fewer updates, nearly in proportion; '
             'beyond it, hardly fewer. The critical size grows as training goes on.')
     here = ('Synchronous-SGD to a test accuracy of 0.55 and of 0.6; the critical size is where '
