@@ -24,6 +24,7 @@ FIGURES = ['accuracy', 'loss', experiments.EXCESS, 'diverged', 'steps', 'example
            'staleness', 'staleness_max', 'waits', 'curve', 'wall_seconds']
 # A network that has not begun to learn from the teacher is some 1.6 nats above the least loss.
 LEARNS = 1.0
+GONE = 10  # nats; with a larger loss training diverges, even if the loss is still finite
 
 
 def table_of(path):
@@ -42,7 +43,7 @@ def value(row, figure):
     if isinstance(figure, tuple):
         return _reached(row, *figure)
     number = float(row[figure] or 'nan')
-    if figure in ('loss', experiments.EXCESS) and (row['diverged'] == '1' or math.isnan(number)):
+    if figure in ('loss', experiments.EXCESS) and (row['diverged'] == '1' or not number < GONE):
         return math.inf
     return number
 

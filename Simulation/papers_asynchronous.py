@@ -123,20 +123,23 @@ class Stability(Claim):
 
     @staticmethod
     def judge(seen):
-        most = [max([number for number in _NUMBERS if seen.learns(f'{scheme}, 0.1', number)],
-                    default=0) for scheme in ('AGN', 'DOWNPOUR-Easy')]
+        learns = {scheme: [number for number in _NUMBERS if seen.learns(f'{scheme}, 0.1', number)]
+                  for scheme in ('AGN', 'DOWNPOUR-Easy')}
+        mine, others = (', '.join(map(str, numbers)) or 'no' for numbers in learns.values())
         own = {number: seen.gain(('AGN', number), ('DOWNPOUR-Easy', number))
-               for number in _NUMBERS[1:]}
+               for number in _NUMBERS}
+        only = [number for number in learns['AGN'] if number not in learns['DOWNPOUR-Easy']]
         said = {name: seen.learns(name, int(name.partition(' ')[0]))
                 for name in list(seen.arms)[4:]}
         return [
-            part(f'with a step size of 0.1 AGN learns with up to {most[0]} workers, DOWNPOUR-Easy '
-                 f'with up to {most[1]} (learning: {_LEARNS})', most[0] > most[1]),
+            part(f'with a step size of 0.1 AGN learns with {mine} workers, DOWNPOUR-Easy with '
+                 f'{others} (learning: {_LEARNS})', only),
             *(part(f'DOWNPOUR-Easy fails with {name}, whatever the step size', not learns)
               for name, learns in said.items()),
-            control('each with its own step size, AGN is better: ' + ', '.join(
-                f'with {number} workers {effect}' for number, effect in own.items()),
-                    any(effect.is_sure for effect in own.values()))]
+            control('each with its own step size, AGN is better, too, where it alone learns with '
+                    '0.1: ' + ', '.join(f'with {number} workers {effect}'
+                                        for number, effect in own.items()),
+                    all(own[number].is_sure for number in only))]
 
 
 _SLOWER = {times: {'step': f'lognormal:2ms:0.1,lognormal:{2 * times}ms:0.1'}

@@ -141,6 +141,18 @@ def test_a_control_decides():
     assert [found(0), found(.2)] == ['holds', 'does not hold']
 
 
+def test_stability_is_no_matter_of_the_step_size():
+    """With its own step size DOWNPOUR-Easy is as good as AGN, which alone learns with 0.1."""
+    def found(lost):
+        def figures(scheme, asked):
+            off = abs(math.log(float(asked['learning_rate']) / (.1 if scheme == 'AGN' else .0125)))
+            return {'excess': .5 + lost * (scheme != 'AGN') + off}
+        claim = papers.Stability
+        return claims.verdict_of(claim.judge(judging.Seen(claim.arms, Known({}, figures))))
+
+    assert [found(.1), found(0)] == ['holds in part', 'does not hold']
+
+
 def test_delay_is_not_tested_where_it_does_no_harm():
     def found(harm):
         def figures(scheme, asked):
@@ -215,7 +227,8 @@ def test_what_it_takes_to_come_to_an_accuracy():
     assert arms.value(dict(row, curve='32:1:nan 64:2:nan'), ('seconds', .5)) == math.inf
 
 
-@pytest.mark.parametrize('row', [{'diverged': '1'}, {'excess_loss': 'nan'}, {'excess_loss': ''}])
+@pytest.mark.parametrize('row', [
+    {'diverged': '1'}, {'excess_loss': 'nan'}, {'excess_loss': ''}, {'excess_loss': '1e9'}])
 def test_a_run_that_diverged_is_worse_than_any(row):
     assert arms.value(dict(row_with(), **row), 'excess_loss') == math.inf
 
