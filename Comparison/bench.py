@@ -27,7 +27,7 @@ import tempfile
 import time
 
 import numpy as np
-from measuring import hosts, readmes, there_and_back, tunnels
+from measuring import around_a_ring, hosts, readmes, there_and_back, tunnels
 from measuring.folders import Example
 from measuring.results import machine
 from measuring.runs import calls_per_second, notes_in, rate, ROOT, Run, TIME_LIMIT
@@ -42,6 +42,7 @@ IN_ONE = 'relative to one process with 1 thread'
 TUNNELLED = 'through tunnels, relative to plain'
 SAVING = 'steps/s with a checkpoint every 5 s, relative to none'
 SLEEP = 0.02  # seconds of a local step in which a worker only sleeps
+MNIST = ['--model=mnist', '--learning_rate=0.001']  # with which as many as 32 workers stay finite
 AWAKE = 'of what they would make if there were nothing but sleep'
 HOTTEST = 'bytes that the busiest ps sends in a step'
 FOR_TABLES = 'bytes for the tables, relative to those of the rows'
@@ -330,14 +331,17 @@ CASES = {
        for folder, words, steps, flags, window, env, numbers in (
            ('HogWild', '', 30000, [], 1, {}, (1, 8, 16, 32)),
            ('AGN', 'window 10, ', 60000, [], 10, {}, (32,)),
-           ('HogWild', '648k parameters, ', 10000, ['--model=mnist'], 1, {}, (1, 8, 16)),
-           ('HogWild', '648k parameters, 2 ps, ', 10000, ['--model=mnist'], 1, {'PS': '2'}, (16,)),
-           ('AGN', '648k parameters, window 10, ', 30000, ['--model=mnist'], 10, {}, (16, 32)))
+           ('HogWild', '648k parameters, ', 10000, MNIST, 1, {}, (1, 8, 16)),
+           ('HogWild', '648k parameters, 2 ps, ', 10000, MNIST, 1, {'PS': '2'}, (16,)),
+           ('AGN', '648k parameters, window 10, ', 30000, MNIST, 10, {}, (16, 32)))
        for workers in numbers},
     'TCP on loopback': loopback,
     **{f'TensorFlow on loopback, {size} there and back': partial(
         there_and_back.measure, there_and_back.SHAPES[model], trips)
        for model, size, trips in (('digits', '38 kB', 6000), ('mnist', '2.6 MB', 300))},
+    **{f'Ring on loopback, {size}': partial(
+        around_a_ring.measure, there_and_back.size_of(there_and_back.SHAPES[model]), sums)
+       for model, size, sums in (('digits', '38 kB', 20000), ('mnist', '2.6 MB', 1000))},
     'Synchronous-SGD, MNIST': partial(large, 'Synchronous-SGD'),
     'Ring-AllReduce, MNIST': partial(large, 'Ring-AllReduce'),
     'Ring-AllReduce, MNIST, collective': partial(large, 'Ring-AllReduce', COLLECTIVE),

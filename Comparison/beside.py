@@ -69,7 +69,11 @@ def _distant_pairs(peer, target, *rows):
             for network, model, workers in rows for folder in ('Ring-AllReduce', 'Synchronous-SGD')}
 
 
+# What is left of a difference if an exchange costs nothing: one worker, which has no other.
+ALONE = {f'Alone, Non-Distributed-Setup and DDP, {model.words}':
+         Pair('Non-Distributed-Setup', 'DDP', name, None, 1) for name, model in MODELS.items()}
 PAIRS = {
+    **ALONE,
     **_pairs(
         ('Ring-AllReduce', 'DDP', 'digits', 1.8),
         ('Ring-AllReduce', 'Horovod', 'digits', 1.8),

@@ -4,10 +4,16 @@ import sys
 
 from tfdist.scheme import compression, transfer
 from tfdist.start import console
+import powersgd
+
+
+def _goes_around_encoded(hparams):
+    """Returns whether what each worker has encoded goes around, and not sums."""
+    return compression.is_asked_for(hparams) and powersgd.rank_of(hparams) is None
 
 
 def check(hparams):
-    """Ends the program if gradients cannot go around encoded with these hyperparameters.
+    """Ends the program if gradients cannot be compressed with these hyperparameters.
 
     Args:
       hparams: object with the attributes compression, implementation and min_workers.
@@ -15,12 +21,10 @@ def check(hparams):
     Raises:
       SystemExit: with the reason.
     """
-    if not compression.is_asked_for(hparams):
-        return
-    if hparams.implementation == 'collective':
+    if _goes_around_encoded(hparams) and hparams.implementation == 'collective':
         sys.exit(f"--compression={hparams.compression}: TensorFlow's own all-reduce adds up what "
                  'it gets, and encoded gradients cannot be added. Take another --implementation.')
-    if hparams.min_workers is not None:
+    if compression.is_asked_for(hparams) and hparams.min_workers is not None:
         sys.exit(f'--compression={hparams.compression}: each new ring of --min_workers would lose '
                  'what all workers have left out so far. Leave out one of the two.')
 
@@ -29,11 +33,11 @@ def tell(scheme, hparams):
     """Says, if this worker is worker 0, when compression saves no bytes.
 
     Args:
-      scheme: `seam.Seam` of this worker; with compression it pushes one vector of bytes.
+      scheme: `seam.Seam` of this worker. What goes around encoded it pushes as a vector of bytes.
       hparams: object with the attribute compression.
     """
     number = scheme.num_workers
-    if not compression.is_asked_for(hparams) or scheme.task_index or number == 1:
+    if not _goes_around_encoded(hparams) or scheme.task_index or number == 1:
         return
     encoded = scheme.pushed[0].shape.num_elements()
     plain = transfer.size_of(scheme.network.variables)

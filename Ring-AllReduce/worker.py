@@ -6,7 +6,7 @@
 
 What this worker keeps: all parameters, bit for bit the same as the others. What it sends: in each
 step 2 (N - 1) pieces, each 1 / N of the gradients, to the next worker in the ring; with
---compression, what N - 1 workers have encoded.
+--compression, what N - 1 workers have encoded, or pieces of thin factors of the gradients.
 
 Pitch Patarasuk, Xin Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
 Journal of Parallel and Distributed Computing 69(2), 2009. --scale_learning_rate and --warmup_steps:
@@ -19,7 +19,6 @@ How to start it: `bash run.sh` on this machine, or by hand on two hosts, alpha a
     python worker.py $HOSTS --task_index=1     # on beta
 """
 
-import collections
 import contextlib
 import functools
 import types
@@ -28,13 +27,15 @@ from absl import flags
 import find_library  # noqa: F401  (finds tfdist)
 from tfdist.cluster import liveness, membership, servers
 from tfdist.model import building, model_file
-from tfdist.scheme import compression, seam, transfer, warmup
+from tfdist.scheme import compression, seam, warmup
 from tfdist.start import console
 from tfdist.training import checkpoints, evaluation, report, sessions, training_flags
 from tfdist.start.quiet import tf
 import agreement
 import compressing
 import elastic
+import grouping
+import powersgd
 import ring
 import sockets
 
@@ -52,8 +53,6 @@ warmup.define('workers there are')
 compression.define()
 flags.DEFINE_integer('min_workers', None, 'if workers are lost, the others go on as long as there '
                      'are so many, more than half of all; by default all end', lower_bound=1)
-
-_ENOUGH = 2 ** 24  # bytes of gradients together that are each smaller than `sockets.LARGE`
 
 
 class AllReduce:
@@ -174,40 +173,6 @@ def collective_sum(vector, num_workers, key):
         final_op='Id', subdiv_offsets=[0])
 
 
-def groups_of(tensors):
-    """Returns which tensors travel in one vector: lists of their indices, in the order of sending.
-
-    Small ones of a dtype travel together, to send fewer messages. A large one travels by itself, as
-    soon as it is there: the backward pass has the gradients of the last layers first.
-    """
-    groups, small = [], collections.OrderedDict()
-    for i in reversed(range(len(tensors))):
-        if transfer.size_of([tensors[i]]) >= sockets.LARGE:
-            groups.append([i])
-            continue
-        group = small.setdefault(tensors[i].dtype, [])
-        group.insert(0, i)
-        if transfer.size_of([tensors[k] for k in group]) >= _ENOUGH:
-            groups.append(small.pop(tensors[i].dtype))
-    return groups + sorted(small.values())
-
-
-def flatten(tensors):
-    """Returns tensors as a list of vectors, one for each of `groups_of`."""
-    return [tf.concat([tf.reshape(tensors[i], [-1]) for i in group], axis=0)
-            for group in groups_of(tensors)]
-
-
-def unflatten(vectors, like):
-    """Returns the vectors of `flatten` as a list of tensors of the shapes and dtypes of `like`."""
-    tensors = list(like)
-    for vector, group in zip(vectors, groups_of(like)):
-        parts = tf.split(vector, [like[i].shape.num_elements() for i in group])
-        for i, part in zip(group, parts):
-            tensors[i] = tf.reshape(part, like[i].shape)
-    return tensors
-
-
 class Scheme(seam.Seam):
     """Ring all-reduce: one gradient, its sum over the workers, one step."""
 
@@ -231,7 +196,7 @@ class Scheme(seam.Seam):
     def why_not_simulated(hparams):
         """See `seam.Seam`."""
         if compression.is_asked_for(hparams):
-            return 'in a simulated ring sums go around, and no encoded gradients'
+            return 'in a simulated ring sums go around once in a step, and nothing that is encoded'
         return None
 
     def make(self, network, global_step, hparams, task_index, num_workers):
@@ -243,15 +208,18 @@ class Scheme(seam.Seam):
             warmup.scaled_learning_rate(hparams, num_workers, global_step), clips=True)
         gradients, self.computed = network.gradients_at(self.pull[1:], clipped=False)
         self.asks_for_sums = hparams.implementation != 'sockets'
-        compressed = compression.of(self, hparams)
+        self.pushed, self._implementation = [], hparams.implementation
+        rank = powersgd.rank_of(hparams)
+        compressed = (powersgd.PowerSGD(rank, variables) if rank
+                      else compression.of(self, hparams))
         self.own = compressed.own
-        if compression.is_asked_for(hparams):
-            sent, sums = compressed.sent_around(gradients, self._of_all)
-            self.pushed, self.sums = [sent], flatten(sums)
+        if rank:  # what goes around second depends on the first means: in one run, as in training
+            means = compressed.means(gradients, self._means_of)
+        elif compression.is_asked_for(hparams):
+            sent, self.sums = compressed.sent_around(gradients, self._of_all)
+            self.pushed, means = [sent], [total / num_workers for total in self.sums]
         else:
-            self.pushed = flatten(gradients)
-            self.sums = self._sums_of(self.pushed, hparams.implementation)
-        means = unflatten([total / num_workers for total in self.sums], gradients)
+            means = self._means_of(gradients)
         begun = self._marks.begin(self.sums, self.pull[0] + 1) if self._marks else []
         with tf.control_dependencies(begun):
             applied = optimizer.apply_gradients(zip(means, variables))
@@ -265,15 +233,23 @@ class Scheme(seam.Seam):
         return AllReduce(self._place.index, self.num_workers,
                          lambda index: self.worker_device(self._place.workers[index]), number)
 
-    def _sums_of(self, vectors, implementation):
-        """Returns the sums of vectors over all workers, a list of tensors, as its argument is."""
+    def _means_of(self, tensors):
+        """Returns the means of tensors over all workers, a list; another exchange in each call."""
+        vectors = grouping.flatten(tensors)
+        sums = self._sums_of(vectors, len(self.sums))
+        self.pushed, self.sums = self.pushed + vectors, self.sums + sums
+        return grouping.unflatten([total / self.num_workers for total in sums], tensors)
+
+    def _sums_of(self, vectors, before):
+        """Returns the sums of vectors over all workers, a list; `before`: how many a step had."""
         if self._exchange:
             return self._exchange.sums(vectors, self._following())
-        if implementation == 'collective':
+        if self._implementation == 'collective':
             return [collective_sum(vector, self.num_workers, key)
-                    for key, vector in enumerate(vectors, 1)]
+                    for key, vector in enumerate(vectors, before + 1)]
         with self._place.own_queues():
-            return [self._by_queues(number).sum(vector) for number, vector in enumerate(vectors)]
+            return [self._by_queues(number).sum(vector)
+                    for number, vector in enumerate(vectors, before)]
 
     def _of_all(self, vector):
         """Returns a vector of each worker, [num_workers, n] for an [n] tensor, in their order."""

@@ -603,7 +603,7 @@ def test_it_is_not_checked_against_plain_tensorflow(checked):
 
 
 @pytest.mark.parametrize('name', ['int4', 'topk', 'topk:', 'topk:0', 'topk:1.5', 'topk:-1',
-                                  'topk:nan', 'topk:x', 'bf16:2', ''])
+                                  'topk:nan', 'topk:x', 'bf16:2', '', 'powersgd:2'])
 def test_a_compression_that_does_not_exist(name):
     with pytest.raises(SystemExit, match='^--compression=[^\n]* there are none, bf16, [^\n]*$'):
         compressors.by_name(name)

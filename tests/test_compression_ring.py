@@ -170,11 +170,11 @@ def test_a_residual_is_the_workers_own_and_changes_after_the_step(workers):
 class BySockets:
     """A worker of a ring of sockets, on the toy problem, without servers."""
 
-    def __init__(self, exchange, index, m, hparams):
+    def __init__(self, exchange, index, m, hparams, start=START):
         with tf.Graph().as_default() as graph:
             global_step = tf.train.get_or_create_global_step()
             variables = [tf.get_variable(f'x{i}', initializer=tf.constant(value))
-                         for i, value in enumerate(START)]
+                         for i, value in enumerate(start)]
             problem = Problem(lambda values: (
                 sum(tf.reduce_sum(tf.square(value - m)) / 2 for value in values),
                 tf.constant(0.)), variables)
@@ -190,7 +190,7 @@ class BySockets:
         self.values = functools.partial(self.session.run, variables)
 
 
-@pytest.mark.parametrize('name', ['int8', 'topk:0.25'])
+@pytest.mark.parametrize('name', ['int8', 'topk:0.25', 'powersgd:1'])
 def test_sockets_train_as_queues_do(workers, connect, monkeypatch, name):
     """To the same bits, on each of three workers."""
     ms = 0.3, 1.7, -0.4
@@ -236,6 +236,7 @@ def test_it_says_when_nothing_is_saved(capsys, num_workers, name, line):
 @pytest.mark.parametrize('changes, complaint', [
     (dict(implementation='collective'), "--compression=sign: TensorFlow's own all-reduce adds up"),
     (dict(min_workers=2), '--compression=sign: each new ring of --min_workers would lose'),
+    (dict(compression='powersgd:2', min_workers=2), '--compression=powersgd:2: each new ring of'),
 ])
 def test_where_it_is_refused(changes, complaint):
     check = load_program('Ring-AllReduce', 'compressing').check

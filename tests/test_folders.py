@@ -122,7 +122,7 @@ def test_folders_are_thin():
     """A folder: at most 350 lines of programs; those with more of their own, what they need."""
     more = {'DiLoCo': 530, 'Distributed-MNIST': 660, 'Elastic-Workers': 370, 'FedAvg': 1200,
             'Gossip': 900, 'Multiple-GPUs-Single-Machine': 860, 'Parameter-Placement': 470,
-            'Ring-AllReduce': 1950}
+            'Ring-AllReduce': 2080}
     for folder in folders(ROOT):
         lines = sum(len(path.read_text(encoding='utf-8').splitlines())
                     for path in [*folder.glob('*.py'), *folder.glob('*.sh')])

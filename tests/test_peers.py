@@ -136,7 +136,9 @@ def test_what_is_not_installed_is_left_out_in_a_line(rounds, capsys):
 def test_the_pairs():
     """`beside` finds those of one machine and nothing else, `against` those of several hosts."""
     near, far = bench.parse(['--only=beside']), bench.parse(['--only=against'])
-    assert {**near.pairs, **far.pairs} == beside.PAIRS and not near.cases and not far.cases
+    assert {**beside.ALONE, **near.pairs, **far.pairs} == beside.PAIRS
+    assert not near.cases and not far.cases
+    assert bench.parse(['--only=Alone']).pairs == beside.ALONE
     assert not any(pair.network for pair in near.pairs.values())
     assert all(pair.network and pair.peer == 'DDP' for pair in far.pairs.values())
     assert near.pairs and far.pairs

@@ -157,7 +157,7 @@ def test_sockets_and_queues_have_the_same_bits(run_ring, sum_by_sockets, num_wor
 
 def test_which_gradients_travel_together(monkeypatch):
     """Those of the last layers first; a large one alone, small ones until there are enough."""
-    program = load_program('Ring-AllReduce')
+    program = load_program('Ring-AllReduce', 'grouping')
     shapes = [[3], [9, 2], [4], [2, 2], [5], [20], [3]]
     dtypes = [tf.float32] * 4 + [tf.float64, tf.float32, tf.float32]
     with tf.Graph().as_default(), tf.Session() as session:

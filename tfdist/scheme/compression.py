@@ -22,7 +22,8 @@ from tfdist.start.quiet import tf
 def define():
     """Defines the flag."""
     flags.DEFINE_string('compression', 'none', 'how a worker compresses what it pushes, with error '
-                        'feedback: none, bf16, fp16, int8, sign, or topk:SHARE, such as topk:0.01')
+                        'feedback: none, bf16, fp16, int8, sign, or topk:SHARE, such as topk:0.01; '
+                        'around a ring also powersgd:RANK')
 
 
 def is_asked_for(hparams):
@@ -90,7 +91,7 @@ class Compression:
         self._compressor, self._variables, self._feedback = compressor, variables, feedback
         self._worker, self._step = worker, step
         self._residuals, self._following = (
-            [exchange.own_variable(tf.zeros(variable.shape, _dtype_of(variable)),
+            [exchange.own_variable(tf.zeros(variable.shape, dtype_of(variable)),
                                    f'{name}/{variable.op.name}') for variable in variables]
             for name in ('residual', 'next_residual'))
         self.own = self._residuals + self._following
@@ -173,10 +174,10 @@ class Compression:
     def _decoded(self, encoded, variable):
         """Returns what the ps makes of a vector, in the variable's shape and dtype."""
         vector = self._compressor.decode(encoded, variable.shape.num_elements(),
-                                         _dtype_of(variable))
+                                         dtype_of(variable))
         return tf.cast(tf.reshape(vector, variable.shape), variable.dtype.base_dtype)
 
 
-def _dtype_of(variable):
+def dtype_of(variable):
     """Returns the dtype of a variable's residual: half floats would lose much of it."""
     return tf.float64 if variable.dtype.base_dtype == tf.float64 else tf.float32

@@ -170,4 +170,4 @@ def by_name(name):
     except ValueError:
         pass
     sys.exit(f'--compression={name}: there are none, {", ".join(_BY_NAME)}, and topk:SHARE with a '
-             'share above 0 and up to 1, such as topk:0.01.')
+             'share above 0 and up to 1, such as topk:0.01; around a ring also powersgd:RANK.')

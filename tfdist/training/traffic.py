@@ -14,7 +14,7 @@ _TASK = re.compile(r'/job:(\w+)(?:/replica:\d+)?/task:(\d+)')
 _TRANSFER = re.compile(r'.* (\S+) from (\S+) to (\S+)')
 _RECEIVED = 'RecvTensor'  # the name of a transfer in a trace
 # Of an operation that sends past TensorFlow's servers, which leave no transfer in a trace.
-_PAST_SERVERS = re.compile(r'(?:.*/)?sends_(\d+)_bytes_to_(\w+)_(\d+)(?:_\d+)?')
+_PAST_SERVERS = re.compile(r'(?:.*/)?sends_(\d+)_bytes_to_([a-z]+)_(\d+)(?:_\d+)?')
 _OP = re.compile(r' = (\w+)\(')  # in the label of an operation: 'x = MatMul(a, b)'
 # Runs to try for a whole trace. Every second trace is whole, even on a busy machine.
 _MOST_RUNS = 1000
