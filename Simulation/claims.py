@@ -9,14 +9,21 @@ It does not simulate again what is in results/claims.csv; --results_dir= names a
 
 import argparse
 import collections
+import contextlib
+import math
 import os
 import pathlib
+import statistics
 import sys
+import textwrap
+import threading
 
 import matplotlib
 import tqdm
 from measuring import readmes, style
+import arms
 import experiments
+import judging
 import papers
 
 matplotlib.use('Agg')  # it writes files, and needs no screen
@@ -24,65 +31,69 @@ from matplotlib import pyplot as plt  # noqa: E402
 
 RESULTS = experiments.HERE / 'results'
 README, PAGE = experiments.HERE / 'README.md', RESULTS / 'claims.md'
+NOT_YET = 'not simulated yet'
+_ANSWERS = {True: 'Yes', False: 'No', None: 'Not tested here'}
 
 
-class Found:
-    """The results of a claim's sweeps."""
+class Process(experiments.Scheme):
+    """A process that simulates one scheme on one model, many times."""
 
-    def __init__(self, sweeps, table):
-        """Takes a dict of `papers.Sweep`s by name, and an `experiments.Table`."""
-        self.sweeps, self._table = sweeps, table
+    def __init__(self, name, model):
+        """Takes the name of a folder, and that of a model of the gallery, or ''."""
+        super().__init__(name, *([f'--model={model}'] if model else []))
 
-    @property
-    def is_complete(self):
-        """Whether all of them have been simulated."""
-        return all(self._table.row(scheme, asked) for scheme, asked in asked_for(self.sweeps))
-
-    def mean(self, name, x, figure='accuracy'):
-        """Returns the mean of a figure over the seeds at one place; nan if a seed lacks it."""
-        its = self.sweeps[name]
-        values = [float(self._table.row(its.scheme, its.asked(x, seed))[figure] or 'nan')
-                  for seed in range(1, its.seeds + 1)]
-        return sum(values) / len(values)
-
-    def line(self, name, figure='accuracy'):
-        """Returns the means, a dict by place."""
-        return {x: self.mean(name, x, figure) for x in self.sweeps[name].at}
+    def simulate(self, asked):
+        return super().simulate({name: value for name, value in asked.items() if name != 'model'})
 
 
-def asked_for(sweeps):
-    """Returns what to simulate for a dict of sweeps: pairs of a scheme and its flags."""
-    return [(its.scheme, its.asked(x, seed)) for its in sweeps.values() for x in its.at
-            for seed in range(1, its.seeds + 1)]
+class Processes:
+    """Processes that stay for the simulations to come. A context manager."""
+
+    def __init__(self):
+        self._idle, self._lock = collections.defaultdict(list), threading.Lock()
+        self._all = contextlib.ExitStack()
+
+    def simulate(self, table, scheme, asked):
+        """Adds a row to an `experiments.Table`, in any thread; see `Table.simulate`."""
+        kind = scheme, asked.get('model', '')
+        with self._lock:
+            one = (self._idle[kind].pop() if self._idle[kind] else
+                   self._all.enter_context(Process(*kind)))
+        table.simulate(one, asked)
+        with self._lock:
+            self._idle[kind].append(one)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self._all.close()
 
 
 def simulate(claims, table, jobs=None):
-    """Simulates what is needed and not there yet.
+    """Simulates what is needed and not there yet, one claim after the other.
 
     Args:
-      claims: list of `papers.Claim`.
+      claims: list of `judging.Claim`.
       table: `experiments.Table`.
       jobs: int, how many simulations at a time; by default one for each processor.
     """
-    asked, seen = collections.defaultdict(list), set()
     for claim in claims:
-        for scheme, flags in asked_for(claim.sweeps):
-            key = scheme, tuple(sorted(flags.items()))
-            if key not in seen and not table.row(scheme, flags):
-                seen.add(key)
-                asked[scheme].append(flags)
-    jobs = jobs or os.cpu_count()
-    processes = -(-jobs // max(1, len(asked)))  # for each scheme, so that no processor is idle
-    with tqdm.tqdm(total=len(seen), unit=' simulations', disable=None, leave=False) as bar:
-        def some_of_a_scheme(which):
-            name, first = which
-            with experiments.Scheme(name) as scheme:
-                for flags in asked[name][first::processes]:
-                    table.simulate(scheme, flags)
-                    bar.update()
-        experiments.for_each(some_of_a_scheme, [
-            (name, first) for name, flags in asked.items()
-            for first in range(min(processes, len(flags)))], jobs)
+        found = judging.Seen(claim.arms, table)
+        with Processes() as processes, tqdm.tqdm(
+                desc=claim.name, unit=' simulations', disable=None, leave=False) as bar:
+            def one(pair, processes=processes, bar=bar):
+                processes.simulate(table, *pair)
+                bar.update()
+
+            while True:  # what is chosen tells what to simulate next
+                missing = found.missing()
+                if not missing:
+                    break
+                # Arms may ask for the same.
+                once = {(scheme, tuple(sorted(asked.items()))): (scheme, asked)
+                        for scheme, asked in missing}
+                experiments.for_each(one, once.values(), jobs or os.cpu_count())
 
 
 def _looks(names):
@@ -104,62 +115,130 @@ def _looks(names):
     return looks
 
 
+def _finite(values):
+    """Returns the mean, and how far it is to the least and to the most; nan if a seed failed."""
+    if not all(map(math.isfinite, values)):
+        return [math.nan] * 3
+    mean = statistics.mean(values)
+    return mean, max(0, mean - min(values)), max(0, max(values) - mean)
+
+
 def _draw_panel(axes, panel):
-    """Draws a `papers.Panel`."""
+    """Draws a `judging.Panel`: means, and bars from the least to the most of the seeds."""
     places = list(dict.fromkeys(x for line in panel.lines.values() for x in line))
     if not any(isinstance(x, str) for x in places):
         places.sort()
     for (name, line), look in zip(panel.lines.items(), _looks(panel.lines)):
-        axes.plot([places.index(x) for x in line], list(line.values()), label=name, **look)
+        means, below, above = zip(*map(_finite, line.values()))
+        axes.errorbar([places.index(x) for x in line], means, [below, above], label=name,
+                      capsize=2, elinewidth=1, **look)
     axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y, xticks=range(len(places)))
     axes.set_xticklabels(places)
     if panel.log:
         style.logarithmic(axes, 'y')
         return
-    axes.set_ylim(0, 1.03 if panel.y == 'test accuracy' else 1.03 * axes.get_ylim()[1])
+    axes.set_ylim(0, 1.03 * axes.get_ylim()[1])
     axes.yaxis.set_major_formatter('{x:,g}')
 
 
-def draw(claim, found, path):
-    """Writes the picture of a claim into a file, a path."""
-    panels = claim.panels(found)
+def draw(claim, seen, path):
+    """Writes the picture of a claim into a file, a path; `seen` is a complete `judging.Seen`."""
+    panels = claim.panels(seen)
     with plt.rc_context(style.STYLE):
-        figure, all_axes = plt.subplots(1, len(panels), figsize=(11, 2.7), squeeze=False,
+        figure, all_axes = plt.subplots(1, len(panels), figsize=(11, 2.9), squeeze=False,
                                         constrained_layout=True)
         for axes, panel, following in zip(all_axes[0], panels, [*panels[1:], None]):
             _draw_panel(axes, panel)
             if not following or list(following.lines) != list(panel.lines):
                 style.legend_beside(axes)
-        figure.savefig(str(path))
+        style.write(figure, path)
         plt.close(figure)
 
 
-def verdicts_of(judged):
-    """Returns the verdicts and the pictures in Markdown; `judged` is what `judge` returns."""
-    rows = [['', 'the claim', 'here']]
-    rows += [[f'[{claim.name}](results/claims.md#{claim.name})', f'{claim.says} ({claim.paper})',
-              verdict] for claim, (verdict, _) in judged.items()]
-    return '\n'.join([readmes.table(rows, 'l'), *(
-        f'\n![{claim.name}: {claim.paper}](results/{picture_of(claim)})' for claim in judged)])
+def judge(claims, table):
+    """Returns a dict by claim of the list of its `judging.Part`s, or None if rows are missing."""
+    seen = {claim: judging.Seen(claim.arms, table) for claim in claims}
+    return {claim: None if its.missing() else claim.judge(its) for claim, its in seen.items()}
+
+
+def verdict_of(parts):
+    """Returns the verdict on what `judge` returns for a claim, a string."""
+    if parts is None:
+        return NOT_YET
+    found, left = judging.verdict(parts), sum(one.holds is None for one in parts)
+    if not left or found == judging.NOT_TESTED:
+        return found
+    return f'{found}; {left} part{"s" * (left > 1)} not tested here'
+
+
+def verdicts_of(judged, page='results/claims.md'):
+    """Returns the verdicts in Markdown.
+
+    Args:
+      judged: what `judge` returns.
+      page: string, the path of the page with the figures.
+    """
+    rows = [['', 'the claim', 'simulated']]
+    rows += [[f'[{claim.name}]({page}#{claim.name})', f'{claim.says} ({claim.paper})',
+              verdict_of(parts)] for claim, parts in judged.items()]
+    return readmes.table(rows, 'l')
 
 
 def figures_of(judged):
     """Returns what is seen for each claim, in Markdown; `judged` is what `judge` returns."""
-    return '\n\n'.join(readmes.paragraph(text)
-                       for claim, (verdict, seen) in judged.items() for text in (
-                           f'## {claim.name}', f'{claim.paper} ({claim.where}): {claim.says}',
-                           f'**{verdict.capitalize()}**: {seen}.'))
+    return '\n\n'.join(_figures_of(*each) for each in judged.items())
+
+
+def _figures_of(claim, parts):
+    verdict = verdict_of(parts)
+    texts = [f'## {claim.name}', *map(readmes.paragraph, (
+        f'{claim.paper} ({claim.where}): {claim.says}',
+        f'**{verdict[0].upper()}{verdict[1:]}.** Simulated: {claim.here}.'))]
+    if parts is not None:
+        texts.append('\n'.join(map(_item, parts)))
+    if has_picture(claim, parts):
+        texts.append(f'![{claim.name}: {claim.paper}]({picture_of(claim)})')
+    return '\n\n'.join(texts)
+
+
+def _item(part):
+    """Returns a `judging.Part` as an item of a list in Markdown."""
+    kind = {'part': '', 'control': ' (control)', 'regime': ' (needed to see anything)'}[part.kind]
+    return textwrap.fill(f'- **{_ANSWERS[part.holds]}**{kind}: {part.says}.', 100,
+                         subsequent_indent='  ', break_on_hyphens=False, break_long_words=False)
+
+
+def told_in(folder, judged):
+    """Returns what the README of a folder tells of its claims, in Markdown; see `figures_of`."""
+    mine = {claim: parts for claim, parts in judged.items() if folder in claim.folders}
+    pictures = [f'![{claim.name}: {claim.paper}](../Simulation/results/{picture_of(claim)})'
+                for claim, parts in mine.items()
+                if has_picture(claim, parts) and folder == claim.folders[0]]
+    return '\n\n'.join([verdicts_of(mine, '../Simulation/results/claims.md'), *pictures])
+
+
+def publish(table, root=experiments.HERE.parent):
+    """Writes what is known of all claims into the pages; `root` is the path of the collection."""
+    judged = judge(papers.CLAIMS, table)
+    readmes.fill(README, {'claims': verdicts_of(judged)})
+    readmes.fill(PAGE, {'claims': figures_of(judged)})
+    for folder in folders():
+        readmes.fill(root / folder / 'README.md', {'claims': told_in(folder, judged)})
+
+
+def folders():
+    """Returns the folders whose READMEs tell of claims, a sorted list of strings."""
+    return sorted({folder for claim in papers.CLAIMS for folder in claim.folders})
+
+
+def has_picture(claim, parts):
+    """Returns whether there is a picture of a claim; `parts` is what `judge` returns for it."""
+    return parts is not None and len(claim.arms) > 0
 
 
 def picture_of(claim):
     """Returns the name of a claim's picture."""
     return f'claim-{claim.name}.png'
-
-
-def judge(claims, table):
-    """Returns a dict of (verdict, what is seen) by claim, of the claims that are all simulated."""
-    found = {claim: Found(claim.sweeps, table) for claim in claims}
-    return {claim: claim.judge(its) for claim, its in found.items() if its.is_complete}
 
 
 def _options(arguments):
@@ -182,20 +261,20 @@ def _options(arguments):
 def main(arguments):
     options = _options(arguments)
     claims = [claim for claim in papers.CLAIMS if claim.name in options.claims.split(',')]
-    table = experiments.Table(options.results_dir / 'claims.csv', papers.COLUMNS)
+    table = arms.table_of(options.results_dir / 'claims.csv')
     if not options.draw:
         simulate(claims, table, options.jobs)
-    judged = judge(claims, table)
-    if not judged:
+    judged = {claim: parts for claim, parts in judge(claims, table).items() if parts is not None}
+    simulated = [claim for claim in claims if claim.arms]
+    if simulated and not any(claim in judged for claim in simulated):
         sys.exit(f'{options.results_dir}: there is nothing to draw; without --draw it is '
                  'simulated.')
-    for claim, (verdict, seen) in judged.items():
-        draw(claim, Found(claim.sweeps, table), options.results_dir / picture_of(claim))
-        print(f'{claim.name}: {verdict}: {seen}')
+    for claim, parts in judged.items():
+        if has_picture(claim, parts):
+            draw(claim, judging.Seen(claim.arms, table), options.results_dir / picture_of(claim))
+        print(f'{claim.name}: {verdict_of(parts)}')
     if options.results_dir == RESULTS:
-        everything = judge(papers.CLAIMS, table)
-        readmes.fill(README, {'claims': verdicts_of(everything)})
-        readmes.fill(PAGE, {'claims': figures_of(everything)})
+        publish(table)
 
 
 if __name__ == '__main__':
