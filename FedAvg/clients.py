@@ -159,7 +159,8 @@ class Turn:
 
     Attributes:
       ticket: int64 [3] `tf.Variable` of the worker: the stamp of the round, or without rounds the
-        number of the ticket as a stamp; the client; and what `admissions` tells pushes apart by.
+        number of the ticket as a stamp; the client, which without rounds the number tells; and
+        what `admissions` tells pushes apart by.
       examples: int64 scalar tensor, how many examples the client has.
       steps: int64 scalar tensor, how many local steps it makes in a turn.
       most_steps: int, the most that any client makes.
@@ -167,16 +168,33 @@ class Turn:
         client's last step repeat its first batch.
     """
 
-    def __init__(self, everyone):
-        """Makes the ops, on the device of the scope; takes the `Clients`."""
+    def __init__(self, everyone, client_of=None):
+        """Makes the ops, on the device of the scope.
+
+        Args:
+          everyone: `Clients`.
+          client_of: function of the number of a ticket, an int, that returns its client, if there
+            are no rounds.
+        """
         self.most_steps = everyone.most_steps
         self.ticket = exchange.own_variable(tf.zeros([TICKET], tf.int64), 'ticket')
         ticket = self.ticket.read_value()
+
+        def read(step, client):
+            return everyone.read(step, client_of(int(step)) if client_of else client)
+
         self.examples, self.steps, *tensors = tf.py_func(
-            everyone.read, [stamps.step_of(ticket[0]), ticket[1]], everyone.dtypes)
+            read, [stamps.step_of(ticket[0]), ticket[1]], everyone.dtypes)
         for number in self.examples, self.steps:
             number.set_shape([])
         self.batches = everyone.packed(tensors)
+
+
+def client_of(hparams):
+    """Returns the function of a ticket's number that says whose it is, or None with rounds."""
+    if not hparams.buffer:
+        return None
+    return lambda ticket: in_passes(hparams.seed, ticket, hparams.clients)
 
 
 def of_model(model, hparams):

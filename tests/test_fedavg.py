@@ -50,7 +50,9 @@ class Worker:
                 tf.get_variable(f'x{i}', initializer=tf.constant(value, tf.float32))
                 for i, value in enumerate(start)]
             with tf.device(device):
-                turn = clients.Turn(clients.Clients([np.array(examples)], hparams))
+                self.client_of = clients.client_of(hparams)
+                turn = clients.Turn(clients.Clients([np.array(examples)], hparams),
+                                    hparams.buffer and (lambda ticket: self.client_of(ticket)))
             left = iter(turn.batches)
 
             def loss_at(values):
@@ -80,9 +82,9 @@ class Worker:
 
         def noting(session, complete):
             def completing():
-                step, counted = complete()
-                self.counted.append(counted.tolist())
-                return step, counted
+                ends, counted = complete()
+                self.counted.append(list(counted))
+                return ends, counted
 
             make_steps(session, completing)
 
@@ -98,7 +100,7 @@ class Worker:
 
     def step(self):
         """Returns how many rounds are complete."""
-        return self.session.run(self.rounds._step)
+        return self.session.run(self.rounds._ends)[0]
 
     def ticket(self):
         """Returns the ticket that it has: the stamp, and the client."""
@@ -565,7 +567,7 @@ def test_a_ticket_that_a_former_life_waits_for_goes_back(workers):
     other.begin()
     assert one.take()
     former = other.session
-    waiting = threading.Thread(target=former.run, args=(other.rounds.takes,), daemon=True)
+    waiting = threading.Thread(target=former.run, args=([other.rounds.takes],), daemon=True)
     waiting.start()
     other.new_session()
     other.begin()
@@ -601,7 +603,7 @@ def by_hand(workers, order, ms, steps, **changes):
     """Each worker trains a client of its own; returns the centers, and the staleness of each."""
     made = workers(len(ms), examples=ms, clients=len(ms), train_steps=steps, **changes)
     for i, worker in enumerate(made):
-        worker.rounds._client_of = lambda ticket, i=i: i
+        worker.client_of = lambda ticket, i=i: i
         worker.begin()
     for worker in made:
         begin_turn(worker)
@@ -651,7 +653,7 @@ def test_whose_push_fills_the_buffer_begins_after_the_update(workers):
     one.rounds.make_steps = lambda session, complete: make_steps(
         session, lambda: may_complete.wait(60) and complete())
     for i, worker in enumerate((one, other, third)):
-        worker.rounds._client_of = lambda ticket, i=i: i
+        worker.client_of = lambda ticket, i=i: i
         worker.begin()
     for worker in one, other, third:
         begin_turn(worker)
