@@ -2,7 +2,9 @@
 
 A worker takes a ticket, trains the client, and pushes; see admissions.py for what counts then. The
 run that pushes waits for the next ticket, too: a turn is one run of the session, and what ps 0
-tells the worker in it is one tensor. A worker that has something else to do gives it back. A round is closed when all its clients were admitted, or when its deadline has passed. The deadline
+tells the worker in it is one tensor. A worker that has something else to do gives it back.
+
+A round is closed when all its clients were admitted, or when its deadline has passed. The deadline
 acts on admissions and not on pushes: queues and sums are of each variable by itself, and a round
 closed by their counts could hold another set of clients in each.
 """

@@ -117,11 +117,13 @@ class Scheme(seam.Seam):
         rule.pulled(self.pull[0], self.clients_per_step(hparams))
         for i in range(turn.most_steps):
             gradients, of_batch = network.gradients_at(x)
-            # A client with fewer steps stays where it is after its last one.
-            its_own = tf.less(tf.constant(i, tf.int64), turn.steps)
-            x = [tf.where(its_own, new, old) for new, old in zip(rule.step(x, gradients), x)]
-            figures.append({name: tf.where(its_own, value, tf.zeros_like(value))
-                            for name, value in of_batch.items()})
+            before, x = x, rule.step(x, gradients)
+            if i >= turn.fewest_steps:  # who has fewer steps stays where it is after its last one
+                its_own = tf.less(tf.constant(i, tf.int64), turn.steps)
+                x = [tf.where(its_own, new, old) for new, old in zip(x, before)]
+                of_batch = {name: tf.where(its_own, value, tf.zeros_like(value))
+                            for name, value in of_batch.items()}
+            figures.append(of_batch)
         steps = tf.cast(turn.steps, tf.float32)
         self.computed = {name: tf.add_n([each[name] for each in figures]) / steps
                          for name in figures[0]}

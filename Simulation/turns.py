@@ -27,14 +27,15 @@ class Turns:
       life: class of the workers' lives.
       clients: the module `clients` of the folder.
       ticket: has `read_value`, the ticket of the worker that plays.
-      examples, steps, most_steps, batches: see `Turn`.
+      examples, steps, most_steps, fewest_steps, batches: see `Turn`.
       hold, open, be_content: pairs of an op of the scheme and a list of tensors to feed.
     """
 
     def __init__(self, clients, everyone):
         """Makes the placeholders; `everyone` is a `clients.Clients`."""
         self.clients, self._everyone = clients, everyone
-        self.life, self.most_steps = InTurns, everyone.most_steps
+        self.life = InTurns
+        self.most_steps, self.fewest_steps = everyone.most_steps, everyone.fewest_steps
         ticket = shards.to_be_fed(tf.int64, [clients.TICKET])
         self.examples, self.steps = (shards.to_be_fed(tf.int64, []) for _ in range(2))
         read = [shards.to_be_fed(dtype, None) for dtype in everyone.dtypes[2:]]

@@ -41,7 +41,8 @@ class Worker:
             one = tf.constant(1, tf.int64)
             with tf.device(f'/job:worker/task:{task_index}'):
                 ticket = exchange.own_variable(tf.zeros([3], tf.int64), 'ticket')
-            turn = types.SimpleNamespace(most_steps=1, steps=one, examples=one, ticket=ticket)
+            turn = types.SimpleNamespace(most_steps=1, fewest_steps=1, steps=one, examples=one,
+                                         ticket=ticket)
             self.scheme = program.Scheme(problem, step, hparams, task_index, setting['workers'],
                                          turn)
             self.step_read = self.scheme.pull[0].op.inputs[0].op.name
