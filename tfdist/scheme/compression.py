@@ -233,7 +233,9 @@ class DeepGradientCompression(Compression):
 
         Args:
           compressor: `compressors.TopK`.
-          variables, worker, step: see there.
+          variables: see there.
+          worker: see there.
+          step: see there.
           momentum: float, the share of u that a step keeps.
         """
         super().__init__(compressor, variables, worker, step)
