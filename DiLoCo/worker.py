@@ -7,7 +7,8 @@
     u <- outer_momentum * u + G
     c <- c - outer_learning_rate * (G + outer_momentum * u)
 
-That is Nesterov's form; the heavy ball has c <- c - outer_learning_rate * u in the last line. What
+That is Nesterov's form; the heavy ball has c <- c - outer_learning_rate * u in the last line, and
+SlowMo, see slowmo.py, the same with u in units of gradients. What
 this worker keeps from window to window: the inner optimizer's moments and its count of local steps,
 and not the parameters. What it sends, once per window: c - x_i, as in local SGD. The velocity u
 stays on the ps. Local SGD, SlowMo, BMUF and Lookahead are settings of the flags: see README.md.
@@ -33,6 +34,7 @@ from tfdist.start import console
 from tfdist.synchronous import barrier
 from tfdist.training import checkpoints, chief, evaluation, report, sessions, training_flags
 from tfdist.start.quiet import tf
+import slowmo
 import streaming
 
 model = model_file.load()
@@ -43,8 +45,8 @@ flags.DEFINE_enum('inner', 'adamw', ['adamw', 'sgd'], 'the inner optimizer, whic
                   'steps; a model with a local_rule has its own')
 flags.DEFINE_float('inner_weight_decay', 0.01, 'weight decay in the local steps of adamw',
                    lower_bound=0)
-flags.DEFINE_enum('outer', 'nesterov', ['nesterov', 'heavy_ball'], 'the form of the momentum with '
-                  'which the ps moves the center')
+flags.DEFINE_enum('outer', 'nesterov', ['nesterov', 'heavy_ball', 'slowmo'], 'the form of the '
+                  'momentum with which the ps moves the center')
 flags.DEFINE_float('outer_learning_rate', 0.7, 'nu, step size of the center', lower_bound=0)
 flags.DEFINE_float('outer_momentum', 0.9, 'mu, share of the velocity of the center that is left '
                    'in the next step', lower_bound=0)
@@ -77,9 +79,7 @@ class Scheme(barrier.Synchronous):
                                           weight_decay=hparams.inner_weight_decay)
             else:
                 rule = network.local_rule(hparams.learning_rate)
-        # Fed with G this is the rule above: the point looked ahead to is what the workers pull.
-        outer = tf.train.MomentumOptimizer(hparams.outer_learning_rate, hparams.outer_momentum,
-                                           use_nesterov=hparams.outer == 'nesterov')
+        outer = outer_optimizer(network, hparams)
         if streaming.is_asked_for(hparams):
             streaming.make(self, rule, outer, global_step, hparams)
             return
@@ -99,6 +99,15 @@ class Scheme(barrier.Synchronous):
         with tf.control_dependencies([self.barrier.push['dropped']]):
             kept = rule.keep()
         self.finish = dict(after(kept, figures), **self.finish)
+
+
+def outer_optimizer(network, hparams):
+    """Returns the `tf.train.Optimizer` of the center, which gets G in the place of a gradient."""
+    rate, momentum = hparams.outer_learning_rate, hparams.outer_momentum
+    if hparams.outer == 'slowmo':
+        return slowmo.SlowMo(rate, momentum, network.rate(hparams.learning_rate))
+    # The point looked ahead to is what the workers pull: so this is the rule above.
+    return tf.train.MomentumOptimizer(rate, momentum, use_nesterov=hparams.outer == 'nesterov')
 
 
 def after(op, figures):

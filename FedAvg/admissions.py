@@ -27,6 +27,8 @@ class Admissions:
     the next one is open at once.
 
     Attributes:
+      life: int64 scalar tensor, how often this worker has begun; to be read before a run asks
+        for anything that is of this life alone.
       closed: int64 [pushes, 5] tensor that waits until a step is closed, the pushes that count in
         it: the ticket of each, the examples of its client, and its staleness.
     """
@@ -39,7 +41,7 @@ class Admissions:
           worker: int64 scalar tensor, the index of this worker.
           buffer: int, how many pushes the buffer takes; 0: there are rounds.
         """
-        self._device, self._buffer = device, buffer
+        self._device, self._buffer, self._worker = device, buffer, worker
         self._table = volatile_table.VolatileTable('round', device, default=NONE)
         with tf.device(device):
             # One worker at a time: the graphs of all workers share the section.
@@ -54,6 +56,7 @@ class Admissions:
             first = len(_STATE) + (_LIFE + 1) * worker
             # The ticket that this worker holds; and how often it has begun.
             self._mine, self._life = first + tf.range(_LIFE, dtype=tf.int64), first + _LIFE
+            self.life = self._table.read(self._life)
             self._no_ticket = tf.fill([clients.TICKET], tf.constant(NONE, tf.int64))
 
     def open(self, stamp, number, drawn=0):
@@ -109,27 +112,43 @@ class Admissions:
         with tf.device(self._device):
             return self._section.execute(locked).op
 
+    def give_back(self):
+        """Returns an op with which a worker gives back a ticket of which it has pushed nothing."""
+        def locked():
+            held, now = self._table.read(self._mine), self._table.read(self._state[_OPEN])
+            is_mine = tf.equal(self._table.read(self._life), self.life)
+            with tf.control_dependencies([held]):
+                gone = self._table.write(self._mine, tf.where(is_mine, self._no_ticket, held))
+            with tf.control_dependencies([gone]):
+                return self._enqueue(self._tickets, held[tf.newaxis], is_mine & (
+                    tf.equal(held[0], now) & tf.greater(now, NONE)))
+
+        with tf.device(self._device):
+            return self._section.execute(locked).op
+
     @staticmethod
     def _enqueue(queue, element, condition):
         """Puts an element into a queue on a condition; returns a tensor that is there after it."""
         with tf.control_dependencies([queue.enqueue_many(element[:tf.cast(condition, tf.int32)])]):
             return tf.constant(0)
 
-    def take(self):
+    def take(self, after=()):
         """Waits for a ticket, which this worker holds then.
+
+        Args:
+          after: list of tensors that are there before it asks for one.
 
         Returns:
           The ticket, an int64 [3] tensor, [-1, -1, -1] if the run is over; and the stamp of the
           step that is open, or -1.
         """
         with tf.device(self._device):
-            life = self._table.read(self._life)
-            with tf.control_dependencies([life]):
+            with tf.control_dependencies([self.life, *after]):
                 ticket = self._tickets.dequeue()
 
         def locked():
             held, now = self._table.read(self._mine), self._table.read(self._state[_OPEN])
-            is_over = tf.not_equal(self._table.read(self._life), life)
+            is_over = tf.not_equal(self._table.read(self._life), self.life)
             with tf.control_dependencies([held]):
                 holds = self._table.write(self._mine, tf.where(is_over, held, ticket))
             goes_back = is_over | tf.equal(ticket[0], NONE)  # which is for all
@@ -140,24 +159,32 @@ class Admissions:
         with tf.device(self._device):
             return ticket, self._section.execute(locked)
 
-    def draw(self, global_step):
-        """Draws the number of a ticket: each is given once. With a buffer there is no queue.
+    def draw(self, global_step, after=()):
+        """Draws a ticket, which this worker holds then. With a buffer there is no queue.
 
         Args:
           global_step: integer `tf.Variable`, how many steps are complete.
+          after: list of tensors that are there before it draws.
 
         Returns:
-          Int64 scalar tensor: the number, as a stamp of this epoch; -1 if the update of a full
+          Int64 [3] tensor: a number that is given once, as a stamp of this epoch; 0, since the
+          number tells which client it is; and this worker. Or [-1, -1, -1] if the update of a full
           buffer is still to be made, so that who begins now would not get it.
         """
         def locked():
             now, _, _, drawn = tf.unstack(self._table.read(self._state))
-            ready = tf.equal(stamps.step_of(now), global_step.read_value())
-            with tf.control_dependencies([
-                    self._table.write(self._state[_DRAWN], drawn + tf.cast(ready, tf.int64))]):
-                return tf.where(ready, now - stamps.step_of(now) + drawn, self._no_ticket[0])
+            held = self._table.read(self._mine)
+            ready = tf.equal(stamps.step_of(now), global_step.read_value()) & (
+                tf.equal(self._table.read(self._life), self.life))
+            ticket = tf.stack([now - stamps.step_of(now) + drawn, 0, self._worker])
+            with tf.control_dependencies([held]):
+                written = [
+                    self._table.write(self._state[_DRAWN], drawn + tf.cast(ready, tf.int64)),
+                    self._table.write(self._mine, tf.where(ready, ticket, held))]
+            with tf.control_dependencies(written):
+                return tf.where(ready, ticket, self._no_ticket)
 
-        with tf.device(self._device):
+        with tf.device(self._device), tf.control_dependencies([self.life, *after]):
             return self._section.execute(locked)
 
     def hold(self, ticket):

@@ -9,13 +9,11 @@ John Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation",
 2106.06639, algorithm 1.
 """
 
-import functools
 import time
 
 from tfdist.synchronous import stamps
 from tfdist.start.quiet import tf
 import admissions
-import clients
 import rounds
 
 _LOOK_SECS = 0.005  # far less than a client's training
@@ -29,32 +27,26 @@ def of_age(staleness):
 class Buffers(rounds.Steps):
     """Draws the clients one by one; the chief makes a step of the center of each full buffer."""
 
-    def make_take(self, scheme, global_step):
-        self._client_of = functools.partial(clients.in_passes, self._hparams.seed,
-                                            number=self._hparams.clients)
-        self.takes = [scheme.admissions.draw(global_step), *self._ends]
-        with tf.device(scheme.turn.ticket.device):
-            self._ticket = tf.placeholder(tf.int64, [clients.TICKET])
-        self._hold = [scheme.turn.ticket.assign(self._ticket, read_value=False),
-                      scheme.admissions.hold(self._ticket)]
+    gives_back = False  # nobody waits for a client
+
+    def asks(self, after=()):
+        """See the base class: the ticket, and whether the run is over."""
+        ticket = self._scheme.admissions.draw(self._global_step, after)
+        return tf.concat([ticket, self.ends()], axis=0)
 
     def make_open(self, scheme):
         stamp, number = scheme.clock.read(), self._hparams.buffer
         # A run that goes on draws the clients that come next, about.
         self._open = scheme.admissions.open(stamp, number, stamps.step_of(stamp) * number)
 
-    def take_next(self, session, take):
+    def take_next(self, ask):
         while True:
-            number, *ends = take()
-            if self.is_over(ends):
-                return False
-            if number != admissions.NONE:
-                client = self._client_of(ticket=int(number) % stamps.STEPS)
-                session.run(self._hold, {self._ticket: [number, client, self._index]})
-                return True
+            number, _, _, *ends = ask()
+            if self.is_over(ends) or number != admissions.NONE:
+                return not self.is_over(ends)
             time.sleep(_LOOK_SECS)
 
     def make_steps(self, session, complete):
-        session.run(self._open)
-        while not self.is_over(session.run(self._ends)):
-            complete()
+        ends, _ = session.run([self._ends, self._open])
+        while not self.is_over(ends):
+            ends, _ = complete()

@@ -77,7 +77,8 @@ class Clients:
 
     Attributes:
       parts: list of arrays of indices, the examples of each client.
-      most_steps: int, the local steps in a turn of the client that makes most.
+      most_steps, fewest_steps: ints, the local steps in a turn of the client that makes most, and
+        of the one that makes fewest.
       dtypes: list of `tf.DType`, of what `read` returns.
     """
 
@@ -111,11 +112,11 @@ class Clients:
                                         hparams.seed)
         self._arrays, self._flat = arrays, [batches.cast(array) for array in flat]
         self._epochs, self._size, self._seed = hparams.epochs, hparams.batch_size, hparams.seed
-        self.most_steps = max(self._steps(part) for part in self.parts)
+        steps = [self._steps(part) for part in self.parts]
+        self.most_steps, self.fewest_steps = max(steps), min(steps)
         last = {len(part) % self._size for part in self.parts}  # 0: a whole batch
         self._static = self._size if last == {0} else None
-        self.dtypes = [tf.int64, tf.int64, *(
-            tf.as_dtype(array.dtype) for _ in range(self.most_steps) for array in self._flat)]
+        self.dtypes = [*[tf.int64] * 3, *(tf.as_dtype(array.dtype) for array in self._flat)]
 
     def _steps(self, part):
         return self._epochs * math.ceil(len(part) / self._size)
@@ -134,6 +135,9 @@ class Clients:
     def read(self, step, client):
         """Returns what a client trains on in a turn: the values of a `Turn`, a list of arrays.
 
+        They are how many examples it has, how many steps it makes, [most_steps] how many examples
+        each batch has, and the examples of all batches, one batch after the other.
+
         Args:
           step: int, the number of the round, or without rounds of the ticket.
           client: int.
@@ -141,17 +145,22 @@ class Clients:
         mine = self.batches_of(client, step)
         numbers = np.int64(len(self.parts[client])), np.int64(len(mine))
         mine += mine[:1] * (self.most_steps - len(mine))
-        return [*numbers, *(array[one] for one in mine for array in self._flat)]
+        order = np.concatenate(mine)
+        return [*numbers, np.array([len(one) for one in mine], np.int64),
+                *(array[order] for array in self._flat)]
 
     def packed(self, tensors):
         """Returns the batches of a `Turn`, of a list of tensors after the first two of `read`."""
-        nests, form = [], tuple(self._arrays) if isinstance(self._arrays, list) else self._arrays
-        for begin in range(0, len(tensors), len(self._flat)):
-            batch = tensors[begin:begin + len(self._flat)]
-            for tensor, array in zip(batch, self._flat):
-                tensor.set_shape((self._static,) + array.shape[1:])
-            nests.append(tf.nest.pack_sequence_as(form, batch))
-        return nests
+        form = tuple(self._arrays) if isinstance(self._arrays, list) else self._arrays
+        sizes, *of_all = tensors
+        sizes.set_shape([self.most_steps])
+        of_each = []
+        for tensor, array in zip(of_all, self._flat):
+            parts = tf.split(tensor, sizes)
+            for part in parts:
+                part.set_shape((self._static,) + array.shape[1:])
+            of_each.append(parts)
+        return [tf.nest.pack_sequence_as(form, batch) for batch in zip(*of_each)]
 
 
 class Turn:
@@ -159,24 +168,42 @@ class Turn:
 
     Attributes:
       ticket: int64 [3] `tf.Variable` of the worker: the stamp of the round, or without rounds the
-        number of the ticket as a stamp; the client; and what `admissions` tells pushes apart by.
+        number of the ticket as a stamp; the client, which without rounds the number tells; and
+        what `admissions` tells pushes apart by.
       examples: int64 scalar tensor, how many examples the client has.
       steps: int64 scalar tensor, how many local steps it makes in a turn.
-      most_steps: int, the most that any client makes.
+      most_steps, fewest_steps: ints, the most and the fewest that any client makes.
       batches: list of nests of tensors [batch, ...], as many as `most_steps`; those after the
         client's last step repeat its first batch.
     """
 
-    def __init__(self, everyone):
-        """Makes the ops, on the device of the scope; takes the `Clients`."""
-        self.most_steps = everyone.most_steps
+    def __init__(self, everyone, client_of=None):
+        """Makes the ops, on the device of the scope.
+
+        Args:
+          everyone: `Clients`.
+          client_of: function of the number of a ticket, an int, that returns its client, if there
+            are no rounds.
+        """
+        self.most_steps, self.fewest_steps = everyone.most_steps, everyone.fewest_steps
         self.ticket = exchange.own_variable(tf.zeros([TICKET], tf.int64), 'ticket')
         ticket = self.ticket.read_value()
+
+        def read(step, client):
+            return everyone.read(step, client_of(int(step)) if client_of else client)
+
         self.examples, self.steps, *tensors = tf.py_func(
-            everyone.read, [stamps.step_of(ticket[0]), ticket[1]], everyone.dtypes)
+            read, [stamps.step_of(ticket[0]), ticket[1]], everyone.dtypes)
         for number in self.examples, self.steps:
             number.set_shape([])
         self.batches = everyone.packed(tensors)
+
+
+def client_of(hparams):
+    """Returns the function of a ticket's number that says whose it is, or None with rounds."""
+    if not hparams.buffer:
+        return None
+    return lambda ticket: in_passes(hparams.seed, ticket, hparams.clients)
 
 
 def of_model(model, hparams):

@@ -23,7 +23,8 @@ class Plain(counterpart.Counterpart):
 
             def __init__(self, *arguments):
                 super().__init__(*arguments, types.SimpleNamespace(
-                    most_steps=_STEPS, steps=tf.constant(_STEPS, tf.int64),
+                    most_steps=_STEPS, fewest_steps=_STEPS,
+                    steps=tf.constant(_STEPS, tf.int64),
                     examples=tf.constant(1, tf.int64), ticket=None))
 
             def _make_push(self, network, global_step, hparams):

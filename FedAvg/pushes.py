@@ -34,12 +34,12 @@ class Pushes:
 
         Args:
           changes: list of tensors of the variables' shapes, on their devices.
-          ticket: int64 [3] tensor, that of the push.
+          ticket: int64 tensor that begins with the ticket of the push, on any device.
         """
         ops = []
         for queue, variable, change in zip(self._queues, self._variables, changes):
             with tf.device(variable.device):
-                ops.append(queue.enqueue([ticket, change]))
+                ops.append(queue.enqueue([ticket[:clients.TICKET], change]))
         return ops
 
     def take(self, tickets, weights):

@@ -1,7 +1,10 @@
 """Rounds: each client of one has a ticket in a queue; the chief closes it, and opens the next.
 
-A worker takes a ticket, trains the client, and pushes; see admissions.py for what counts then. A
-round is closed when all its clients were admitted, or when its deadline has passed. The deadline
+A worker takes a ticket, trains the client, and pushes; see admissions.py for what counts then. The
+run that pushes waits for the next ticket, too: a turn is one run of the session, and what ps 0
+tells the worker in it is one tensor. A worker that has something else to do gives it back.
+
+A round is closed when all its clients were admitted, or when its deadline has passed. The deadline
 acts on admissions and not on pushes: queues and sums are of each variable by itself, and a round
 closed by their counts could hold another set of clients in each.
 """
@@ -15,7 +18,7 @@ from absl import flags
 from tfdist.cluster import patience
 from tfdist.start import console
 from tfdist.synchronous import succession
-from tfdist.training import sessions, stopping
+from tfdist.training import report, sessions, stopping
 from tfdist.start.quiet import tf
 import admissions
 import clients
@@ -43,8 +46,10 @@ class Steps(tf.train.SessionRunHook):
     The base class of `Rounds` and of `buffers.Buffers`.
 
     Attributes:
-      takes: list of what is run to take a ticket.
+      takes: int64 tensor, what is run to take a ticket, and tells it; see `asks`.
     """
+
+    gives_back = True
 
     def __init__(self, scheme, global_step, hparams, task_index):
         """Makes the ops.
@@ -57,24 +62,56 @@ class Steps(tf.train.SessionRunHook):
           task_index: int, the index of this worker; 0 is the chief.
         """
         self._is_chief, self._hparams, self._name = task_index == 0, hparams, f'worker {task_index}'
-        self._thread, self._over, self._index = None, False, task_index
+        self._thread, self._over, self._told = None, False, None
+        self._scheme, self._global_step = scheme, global_step
         with tf.device(global_step.device):
-            self._step = global_step.read_value()
-            self._ends = [self._step] + ([stopping.LastStep(global_step).value] if getattr(
-                hparams, 'stop_after_evals_without_gain', 0) else [])
+            self._ends = self.ends()
             self._begin_life = scheme.admissions.begin_life()
-            self.make_take(scheme, global_step)
+            self._give_back = scheme.admissions.give_back()
+            self.takes = self._holding(self.asks())
             if self._is_chief:
                 devices = {variable.device for variable in scheme.network.variables}
                 self._succession = succession.Succession(sorted(devices | {global_step.device}))
                 self._shut, self._clear = scheme.admissions.shut(), scheme.kept.clear()
                 self._begin_epoch = scheme.clock.begin_epoch()
-                self._complete = [scheme.complete, scheme.counted]
+                with tf.control_dependencies([scheme.complete]):
+                    self._complete = tf.concat([scheme.counted, self.ends()], axis=0)
                 self.make_open(scheme)
 
-    def make_take(self, scheme, global_step):
-        """Makes `takes`, and the ops with which a worker takes a ticket."""
+    def ends(self):
+        """Returns what tells whether the run is over, see `is_over`: an int64 tensor on ps 0."""
+        early = getattr(self._hparams, 'stop_after_evals_without_gain', 0)
+        with tf.device(self._global_step.device):
+            return tf.stack([tf.cast(self._global_step.read_value(), tf.int64)]
+                            + ([stopping.LastStep(self._global_step).value] if early else []))
+
+    def asks(self, after=()):
+        """Returns the op with which a worker asks for a ticket, once the tensors `after` are there.
+
+        Returns:
+          Int64 tensor on ps 0: the ticket, and then what tells whether it is one to train on.
+        """
         raise NotImplementedError
+
+    def take_with_each_push(self):
+        """Has each run of the train op ask for the next ticket, when its push was answered."""
+        scheme = self._scheme
+        with tf.device(self._global_step.device):
+            told = tf.concat([scheme.answer, self.asks([scheme.answer])], axis=0)
+        told = self._here(told)  # all that comes back is one tensor
+        scheme.train_op.update(scheme.figures_of(told, self._hparams),
+                               ticket=self._holding(told[3:]))
+
+    def _here(self, told):
+        with tf.device(self._scheme.turn.ticket.device):
+            return tf.identity(told)
+
+    def _holding(self, told):
+        """Returns what a worker was told, on the worker, once its turn has the ticket."""
+        told, ticket = self._here(told), self._scheme.turn.ticket
+        with tf.device(ticket.device), tf.control_dependencies([
+                ticket.assign(told[:clients.TICKET], read_value=False)]):
+            return tf.identity(told)
 
     def make_open(self, scheme):
         """Makes what else only the chief runs."""
@@ -86,7 +123,7 @@ class Steps(tf.train.SessionRunHook):
         What was pushed for a step that is not complete is forgotten, and what is still on its way
         is of an epoch that is over.
         """
-        self._session, self._take = session, session.make_callable(self.takes)
+        self._session, self._take, self._told = session, session.make_callable(self.takes), None
         session.run(self._begin_life)
         self._over = self.is_over(session.run(self._ends))
         if self._is_chief:
@@ -96,6 +133,12 @@ class Steps(tf.train.SessionRunHook):
                 session.run(op)
             self._thread = threading.Thread(target=self._make_all, args=(session,), daemon=True)
             self._thread.start()
+
+    def before_run(self, run_context):
+        """Gives back the next ticket: who saves or tests now holds up nobody."""
+        if self.gives_back and self._told is not None:
+            self._told = None
+            run_context.session.run(self._give_back)
 
     def is_over(self, ends):
         """Returns whether the last step is complete; `ends` is the step, and maybe an early end."""
@@ -111,19 +154,26 @@ class Steps(tf.train.SessionRunHook):
         Returns:
           Whether there is one; otherwise the run is over.
         """
-        if not self._over and self.take_next(self._session, self._take):
+        if not self._over and self.take_next(self._ask):
             return True
         self._over = True
-        progress.global_step = int(self._session.run(self._step))
+        progress.global_step = int(self._session.run(self._ends)[0])
         progress.end_at(progress.global_step)
         return False
 
-    def take_next(self, session, take):
+    def hear(self, told):
+        """Takes what the run of a push has told of the next ticket, an array."""
+        self._told = told
+
+    def _ask(self):
+        told, self._told = self._told, None
+        return (self._take() if told is None else told).tolist()
+
+    def take_next(self, ask):
         """Waits for a ticket.
 
         Args:
-          session: `tf.Session`.
-          take: function that runs `takes` in it.
+          ask: function that asks for one, and returns what it is told, a list of ints: see `asks`.
 
         Returns:
           Whether there is one; otherwise the run is over.
@@ -131,17 +181,43 @@ class Steps(tf.train.SessionRunHook):
         raise NotImplementedError
 
     def _make_all(self, session):
+        run = session.make_callable(self._complete)
+
+        def complete():
+            counted, examples, *ends = run().tolist()
+            return ends, (counted, examples)
+
         with sessions.closed_if_it_fails(session):
-            self.make_steps(session, session.make_callable(self._complete))
+            self.make_steps(session, complete)
 
     def make_steps(self, session, complete):
-        """Makes all steps, by a function that waits until one is closed, and completes it."""
+        """Makes all steps.
+
+        Args:
+          session: `tf.Session`.
+          complete: function that waits until a step is closed, and completes it; it returns what
+            `is_over` takes, and how many clients and examples count in the step.
+        """
         raise NotImplementedError
 
     def end(self, session):
         """Lets the chief come to its end, for which the others wait."""
         if self._thread:
             self._thread.join(_END_SECS)
+
+
+class Progress(report.Progress):
+    """The progress of a worker, whose results also tell `Steps` of the next ticket."""
+
+    def __init__(self, its_steps, *args):
+        """Takes the `Steps`, and the arguments of the base class."""
+        super().__init__(*args)
+        self._hear = its_steps.hear
+
+    def add(self, result, local_steps=1):
+        """See the base class."""
+        self._hear(result.pop('ticket'))
+        super().add(result, local_steps)
 
 
 class Rounds(Steps):
@@ -152,9 +228,10 @@ class Rounds(Steps):
     to all workers that the run is over.
     """
 
-    def make_take(self, scheme, global_step):
-        ticket, now = scheme.admissions.take()
-        self.takes = [ticket[0], now, scheme.turn.ticket.assign(ticket, read_value=False)]
+    def asks(self, after=()):
+        """See the base class: the ticket, and the stamp of the round that is open."""
+        ticket, now = self._scheme.admissions.take(after)
+        return tf.concat([ticket, [now]], axis=0)
 
     def make_open(self, scheme):
         hparams, its_admissions = self._hparams, scheme.admissions
@@ -170,21 +247,22 @@ class Rounds(Steps):
         self._be_content = its_admissions.be_content(self._late)
         self._end = its_admissions.say_that_it_is_over()
 
-    def take_next(self, session, take):
-        stamp = now = None
-        while stamp != admissions.NONE:
-            stamp, now, _ = take()
-            if stamp == now != admissions.NONE:
-                return True  # otherwise it is left from a round that was closed without it
-        return False
+    def take_next(self, ask):
+        stamp, now = None, admissions.NONE
+        while stamp != now:  # it is left from a round that was closed without it
+            stamp, *_, now = ask()
+            if stamp == admissions.NONE:
+                return False
+        return True
 
     def make_steps(self, session, complete):
-        while not self.is_over(session.run(self._ends)):
-            step = int(session.run(self._step))
+        ends = session.run(self._ends)
+        while not self.is_over(ends):
+            step = int(ends[0])
             mine = self._sample(step)
             stamp, _ = session.run([self._stamp, self._open], {self._clients: mine})
             with self._closed_in_time(session, stamp):
-                _, (counted, _) = complete()
+                ends, (counted, _) = complete()
             if counted < len(mine):
                 console.say(self._name, f'round {step + 1} is closed after its '
                             f'{self._hparams.deadline_secs:g} s, with {counted} of {len(mine)} '

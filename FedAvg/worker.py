@@ -35,7 +35,7 @@ from tfdist.model import building, model_file
 from tfdist.scheme import exchange, seam, transfer
 from tfdist.start import console
 from tfdist.synchronous import stamps
-from tfdist.training import checkpoints, chief, evaluation, report, sessions, training_flags
+from tfdist.training import checkpoints, chief, evaluation, sessions, training_flags
 from tfdist.start.quiet import tf
 import admissions
 import buffers
@@ -73,6 +73,8 @@ class Scheme(seam.Seam):
       turn: `clients.Turn`, the client that this worker trains.
       admissions: `admissions.Admissions`.
       kept: `pushes.Pushes`.
+      answer: int64 [3] tensor on ps 0, what a push is told: the global step, whether it counts,
+        and its staleness.
       clock: `stamps.Clock`, of the steps of the center.
       counted: int64 [2] tensor, how many clients count in the step that `complete` makes, and how
         many examples these have.
@@ -105,46 +107,59 @@ class Scheme(seam.Seam):
         variables, turn = network.variables, self.turn
         with tf.device(self.worker_device(task_index)):
             rule = network.local_rule(hparams.learning_rate)  # never kept: each client begins at 0
-        self.pull = exchange.pull(variables, global_step)
+        with tf.device(global_step.device):
+            worker = self.index_to_feed()
+        self.admissions = admissions.Admissions(global_step.device, worker, hparams.buffer)
+        with tf.control_dependencies([self.admissions.life]):
+            self.pull = exchange.pull(variables, global_step)
         center = transfer.to_worker(self.pull[1:])
         x, figures = center, []
         rule.pulled(self.pull[0], self.clients_per_step(hparams))
         for i in range(turn.most_steps):
             gradients, of_batch = network.gradients_at(x)
-            # A client with fewer steps stays where it is after its last one.
-            its_own = tf.less(tf.constant(i, tf.int64), turn.steps)
-            x = [tf.where(its_own, new, old) for new, old in zip(rule.step(x, gradients), x)]
-            figures.append({name: tf.where(its_own, value, tf.zeros_like(value))
-                            for name, value in of_batch.items()})
+            before, x = x, rule.step(x, gradients)
+            if i >= turn.fewest_steps:  # who has fewer steps stays where it is after its last one
+                its_own = tf.less(tf.constant(i, tf.int64), turn.steps)
+                x = [tf.where(its_own, new, old) for new, old in zip(x, before)]
+                of_batch = {name: tf.where(its_own, value, tf.zeros_like(value))
+                            for name, value in of_batch.items()}
+            figures.append(of_batch)
         steps = tf.cast(turn.steps, tf.float32)
         self.computed = {name: tf.add_n([each[name] for each in figures]) / steps
                          for name in figures[0]}
         self.computed['local_steps'] = tf.identity(turn.steps)
         self.pushed = exchange.add(center, x, -1)
         self.clock = stamps.Clock(global_step)
-        with tf.device(global_step.device):
-            worker = self.index_to_feed()
-        self.admissions = admissions.Admissions(global_step.device, worker, hparams.buffer)
         self.kept = pushes.Pushes(variables, may_be_later=hparams.buffer > 0)
         self._make_push(network, global_step, hparams)
         self._make_complete(network, global_step, hparams)
 
     def _make_push(self, network, global_step, hparams):
         """Makes `push`: has all of it kept on the ps, and then asks that it counts."""
-        ticket = self.turn.ticket.read_value()
+        with tf.device(self.worker_device(self.task_index)):  # all that goes up is one tensor
+            ticket = tf.concat([self.turn.ticket.read_value(), [self.turn.examples]], axis=0)
         arrived = exchange.arrive(transfer.to_ps(self.pushed, network.variables),
                                   network.variables)
         with tf.control_dependencies(self.kept.keep(arrived, ticket)):
-            counts, staleness = self.admissions.admit(ticket, self.turn.examples, self.pull[0])
-        with tf.device(global_step.device):
-            refused = 1 - tf.cast(counts, tf.float32)
+            with tf.device(global_step.device):
+                ticket = tf.identity(ticket)
+                counts, staleness = self.admissions.admit(
+                    ticket[:clients.TICKET], ticket[clients.TICKET], self.pull[0])
+                share = tf.cast(counts, tf.float32) / self.clients_per_step(hparams)
         done = [counts]
         if network.state:  # what the model itself assigns becomes the mean over the clients
-            done.append(network.state.push((1 - refused) / self.clients_per_step(hparams)))
-        with tf.control_dependencies(done):
-            self.push = {'global_step': exchange.read(global_step), 'dropped': refused}
-        if hparams.buffer:
-            self.push['staleness'] = staleness
+            done.append(network.state.push(share))
+        with tf.control_dependencies(done), tf.device(global_step.device):
+            self.answer = tf.stack([tf.cast(global_step.read_value(), tf.int64),
+                                    tf.cast(counts, tf.int64), staleness])
+        self.push = self.figures_of(self.answer, hparams)
+
+    def figures_of(self, answer, hparams):
+        """Returns the figures of a push, of a tensor that begins with its `answer`."""
+        with tf.device(self.worker_device(self.task_index)):
+            step, counts, staleness = tf.unstack(answer[:3])
+            figures = {'global_step': step, 'dropped': 1 - tf.cast(counts, tf.float32)}
+            return dict(figures, staleness=staleness) if hparams.buffer else figures
 
     def _make_complete(self, network, global_step, hparams):
         """Makes `complete`: once it is known who counts, the step of the center."""
@@ -206,7 +221,7 @@ def train_clients(_):
         global_step = tf.train.get_or_create_global_step()
         # Distributed: whose examples to train on comes from a queue on a ps, a ticket at a time.
         with tf.device(worker_device):
-            turn = clients.Turn(everyone)
+            turn = clients.Turn(everyone, clients.client_of(FLAGS))
         network = building.Network(model, turn.batches, training_flags.straggler_delay(task_index),
                                    Scheme.tables_stay_on_ps)
         test = evaluation.Test(model, network.at_variables, is_chief, network.tested_values)
@@ -214,6 +229,8 @@ def train_clients(_):
                         cluster_spec.num_tasks('worker'), turn)
         its_steps = (buffers.Buffers if FLAGS.buffer else rounds.Rounds)(
             scheme, global_step, FLAGS, task_index)
+        # Distributed: the run in which a client is pushed also takes the ticket of the next one.
+        its_steps.take_with_each_push()
 
     trainer = sessions.Trainer.of(scheme, test)
     # Distributed: worker 0, the chief, saves and tests; another worker does while it is away.
@@ -234,8 +251,8 @@ def train_clients(_):
             sessions.WorkerSessionCreator(server.target, config, chief_role), hooks)
 
     with session:
-        progress = report.Progress(f'worker {task_index}', session.run(global_step), is_chief,
-                                   model)
+        progress = rounds.Progress(its_steps, f'worker {task_index}', session.run(global_step),
+                                   is_chief, model)
         while progress.goes_on() and not session.should_stop():
             trainer.train_for_a_second(session, progress, turn.most_steps,
                                        chief_role.now_and_then,

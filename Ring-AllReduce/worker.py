@@ -213,7 +213,7 @@ class Scheme(seam.Seam):
         self.pushed, self._implementation = [], hparams.implementation
         rank = powersgd.rank_of(hparams)
         compressed = (powersgd.PowerSGD(rank, variables) if rank
-                      else compression.of(self, hparams))
+                      else compression.of(self, hparams, optimizer=optimizer))
         self.own = compressed.own
         if rank:  # what goes around second depends on the first means: in one run, as in training
             means = compressed.means(gradients, self._means_of)

@@ -27,14 +27,15 @@ class Turns:
       life: class of the workers' lives.
       clients: the module `clients` of the folder.
       ticket: has `read_value`, the ticket of the worker that plays.
-      examples, steps, most_steps, batches: see `Turn`.
+      examples, steps, most_steps, fewest_steps, batches: see `Turn`.
       hold, open, be_content: pairs of an op of the scheme and a list of tensors to feed.
     """
 
     def __init__(self, clients, everyone):
         """Makes the placeholders; `everyone` is a `clients.Clients`."""
         self.clients, self._everyone = clients, everyone
-        self.life, self.most_steps = InTurns, everyone.most_steps
+        self.life = InTurns
+        self.most_steps, self.fewest_steps = everyone.most_steps, everyone.fewest_steps
         ticket = shards.to_be_fed(tf.int64, [clients.TICKET])
         self.examples, self.steps = (shards.to_be_fed(tf.int64, []) for _ in range(2))
         read = [shards.to_be_fed(dtype, None) for dtype in everyone.dtypes[2:]]
@@ -54,6 +55,10 @@ class Turns:
     def give(self, worker, ticket):
         """Gives a worker a ticket."""
         self._held[worker] = ticket
+
+    def has(self, worker):
+        """Returns whether a worker has a ticket."""
+        return worker in self._held
 
     def take_away(self, worker):
         """Returns the ticket that a worker has, which has none now; or None."""
@@ -116,9 +121,11 @@ def play(program, everyone, make_network, hparams, number, seed=1):
 
 
 class InTurns(lives.Life):
-    """A worker that takes a ticket, trains the client, pushes, and takes another one."""
+    """A worker that takes a ticket, trains the client, and pushes; the answer is another ticket.
 
-    stages = 7  # the ticket is a run of its own: a question to the ps and the answer
+    Its first ticket it asks for in a run of its own; so it does where the update of a full buffer
+    is still to be made.
+    """
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -140,23 +147,45 @@ class InTurns(lives.Life):
         part({tensor.name: value for tensor, value in zip(part.feeds, values)})
 
     def of(self, worker):
-        ticket = self._source.take_away(worker)
-        if ticket and not self._buffer and ticket[0] == self._stamp:  # it died, and is back
-            self._tickets.append([*ticket[:2], ticket[2] + 1])
-            self._news.fire()
+        self._give_back(worker, lives_lost=1)  # it died, and is back
         yield from super().of(worker)
+        self._give_back(worker, lives_lost=0)
+
+    def _give_back(self, worker, lives_lost):
+        ticket = self._source.take_away(worker)
+        if ticket and not self._buffer and ticket[0] == self._stamp:
+            self._tickets.append([*ticket[:2], ticket[2] + lives_lost])
+            self._news.fire()
 
     def _enter(self, worker):
         """A process that ends when a worker has a ticket."""
+        if self._source.has(worker):
+            return
         yield self.processors.stage()
         yield self.travels.latency(worker)
+        yield from self._take(worker)
+        yield self.travels.latency(worker)
+        yield self.processors.stage()
+
+    def _take(self, worker):
+        """A process, on the ps: waits until there is a ticket for a worker."""
         while self._updates if self._buffer else not self._tickets:
             yield self._news
         ticket = self._draw(worker) if self._buffer else self._tickets.pop(0)
         self._source.give(worker, ticket)
         self._run(self._hold, ticket, worker)
-        yield self.travels.latency(worker)
+
+    def _push(self, worker, one, piece):
+        """A process that ends when a push has arrived; see `_follow` for the answer."""
+        yield from self.travels.to_ps(worker, one.push_bytes(piece.number))
         yield self.processors.stage()
+        self._arrive(worker, one, piece)
+
+    def _follow(self, worker, one, piece):
+        if not self._updates or not self._buffer:
+            yield from self._take(worker)
+        yield self.travels.latency(worker)
+        yield from super()._follow(worker, one, piece)
 
     def _draw(self, worker):
         hparams, number = self._player.hparams, self._drawn
@@ -193,10 +222,6 @@ class InTurns(lives.Life):
             self._news.fire()
             return
         yield self.travels.latency(0)
-        for _ in range(2):  # whether it is the end, and which step it is, are runs of their own
-            yield self.processors.stage()
-            yield self.travels.latency(0)
-            yield self.travels.latency(0)
         yield self.processors.stage()
         yield self.travels.latency(0)
         self._open_round()

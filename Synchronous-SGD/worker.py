@@ -39,6 +39,8 @@ compression.define()
 class Scheme(barrier.Synchronous):
     """Synchronous SGD: pull, one gradient, push, barrier."""
 
+    pushes_gradients = True
+
     def make(self, network, global_step, hparams, task_index, num_workers):
         variables = network.variables
         self.pull = exchange.pull(variables, global_step)

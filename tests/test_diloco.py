@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tfdist.scheme import graphs
+from tfdist.scheme import graphs, recipe
 from tfdist.scheme.toy import Problem
 
 import test_synchronous
 from test_synchronous import Call, join, together
 
 workers = test_synchronous.workers  # a fixture
-NESTEROV, HEAVY_BALL = 'nesterov', 'heavy_ball'
+NESTEROV, HEAVY_BALL, SLOWMO = 'nesterov', 'heavy_ball', 'slowmo'
 ADAM = dict(inner='adamw', outer_learning_rate=1., outer_momentum=0.)
 ADAM_CENTERS = [7.0019709, 6.0190493, 5.06985]
 FORGETFUL = [7.0019709, 6.0048288, 5.0099677]  # if all moments are 0 in each window
@@ -37,6 +37,7 @@ def outer(learning_rate, momentum, form=NESTEROV, **changes):
     # SlowMo with alpha = 1, beta = 1/2 at a constant rate; classical BMUF with two workers.
     ((0, 4), outer(1, 0.5, HEAVY_BALL), [3.5, 0.125, -0.15625, 1.3203125]),
     ((0, 4, 8), outer(1, 0.5, HEAVY_BALL), [5, 2.75, 2.5625, 3.546875]),
+    ((0, 4), outer(1, 0.5, SLOWMO), [3.5, 0.125, -0.15625, 1.3203125]),
     # Lookahead.
     ((0,), outer(0.5, 0), [5, 3.125, 1.953125, 1.2207031]),
     # DiLoCo's step of the center, with SGD and with AdamW inside.
@@ -53,6 +54,30 @@ def test_worked_numbers(workers, ms, changes, centers):
     # Adam's correction of the bias is float32, as in TensorFlow's optimizer.
     far = 5e-5 if 'inner' in changes else 2e-6
     assert [together(made) for _ in centers] == pytest.approx(centers, rel=0, abs=far)
+
+
+@pytest.mark.parametrize('form, centers', [
+    (SLOWMO, [3.5, 1.71875, 0.95117188]), (HEAVY_BALL, [3.5, 0.59375, -0.24414062])])
+def test_after_a_decay_slowmo_is_another_rule(workers, form, centers):
+    """The inner rates are 1/2, and then 1/4."""
+    def schedule(step, examples):
+        del examples
+        return tf.where(step < 1, 1., 0.5)
+
+    made = workers('DiLoCo', steps=3, its_recipe=recipe.Recipe(schedule=schedule),
+                   **outer(1, 0.5, form))
+    assert [together(made) for _ in centers] == pytest.approx(centers, rel=1e-6)
+
+
+def test_slowmo_waits_while_the_rate_is_0(workers):
+    """As a warmup may begin: nothing is divided by it."""
+    def schedule(step, examples):
+        del examples
+        return tf.where(step < 1, 0., 1.)
+
+    made = workers('DiLoCo', steps=2, its_recipe=recipe.Recipe(schedule=schedule),
+                   **outer(1, 0.5, SLOWMO))
+    assert [together(made) for _ in range(2)] == [8, 3.5]
 
 
 @pytest.mark.parametrize('form', [NESTEROV, HEAVY_BALL])

@@ -4,6 +4,7 @@ The toy problem: an example is a number m, and the loss of a batch is the mean o
 of x - m. So the gradient is x less the mean of the batch; x starts at 8, the learning rate is 1/2.
 """
 
+import collections
 import re
 import shutil
 import threading
@@ -15,6 +16,7 @@ import tensorflow.compat.v1 as tf
 
 from tfdist.scheme import local_rules, recipe, seam
 from tfdist.scheme.toy import Problem
+from tfdist.training import traffic
 
 from conftest import digits, load_program
 from processes import DID, ROOT, STEP, Tasks, TEST, TESTED, wait_until
@@ -32,16 +34,18 @@ class Worker:
 
     Attributes:
       scheme, rounds: those of worker.py.
+      train_op: a turn without the next ticket; that of the scheme ends with it, as in worker.py.
       session: a plain session on this worker's server.
       counted: list of lists, how many clients and examples were in each step; the chief's.
     """
 
     def __init__(self, cluster, container, task_index, num_workers, examples, hparams, start,
-                 its_recipe=None, program=None):
+                 its_recipe=None, program=None, num_ps=2):
         self.program, self._config = program or load_program(FOLDER), cluster.config(task_index)
         clients = self.program.clients
         self.graph, device = tf.Graph(), f'/job:worker/task:{task_index}'
         hosts = cluster.spec.as_dict()
+        hosts['ps'] = hosts['ps'][:num_ps]
         with self.graph.as_default(), self.graph.container(container), tf.device(
                 tf.train.replica_device_setter(cluster=tf.train.ClusterSpec(hosts),
                                                worker_device=device)):
@@ -50,7 +54,9 @@ class Worker:
                 tf.get_variable(f'x{i}', initializer=tf.constant(value, tf.float32))
                 for i, value in enumerate(start)]
             with tf.device(device):
-                turn = clients.Turn(clients.Clients([np.array(examples)], hparams))
+                self.client_of = clients.client_of(hparams)
+                turn = clients.Turn(clients.Clients([np.array(examples)], hparams),
+                                    hparams.buffer and (lambda ticket: self.client_of(ticket)))
             left = iter(turn.batches)
 
             def loss_at(values):
@@ -67,6 +73,8 @@ class Worker:
                     else self.program.rounds.Rounds)
             self.rounds = kind(self.scheme, global_step, hparams, task_index)
             self._note_what_counts()
+            self.train_op = dict(self.scheme.train_op)
+            self.rounds.take_with_each_push()
             initialize = tf.global_variables_initializer()
             self._initialize_local = tf.local_variables_initializer()
             self._progress = types.SimpleNamespace(end_at=lambda step: None)
@@ -80,9 +88,9 @@ class Worker:
 
         def noting(session, complete):
             def completing():
-                step, counted = complete()
-                self.counted.append(counted.tolist())
-                return step, counted
+                ends, counted = complete()
+                self.counted.append(list(counted))
+                return ends, counted
 
             make_steps(session, completing)
 
@@ -98,7 +106,7 @@ class Worker:
 
     def step(self):
         """Returns how many rounds are complete."""
-        return self.session.run(self.rounds._step)
+        return self.session.run(self.rounds._ends)[0]
 
     def ticket(self):
         """Returns the ticket that it has: the stamp, and the client."""
@@ -110,12 +118,16 @@ class Worker:
 
     def train(self):
         """Trains the client whose ticket it has; returns the figures."""
-        return self.session.run(self.scheme.train_op)
+        return self.session.run(self.train_op)
+
+    def turn(self):
+        """Trains the client whose ticket it has, and waits for the next ticket."""
+        self.rounds.hear(self.session.run(self.scheme.train_op)['ticket'])
 
     def run(self):
         """Trains clients to the end of the run."""
         while self.take():
-            self.train()
+            self.turn()
 
     def center(self):
         return self.session.run(self.variables[0]).tolist()
@@ -126,11 +138,12 @@ def workers(cluster, request):
     """Makes workers that have not begun: so many, with these examples, and changes of the flags."""
     made = []
 
-    def make(number=1, examples=THREE, start=(8.,), its_recipe=None, program=None, **changes):
+    def make(number=1, examples=THREE, start=(8.,), its_recipe=None, program=None, num_ps=2,
+             **changes):
         container = re.sub(r'[^A-Za-z0-9]', '.', f'clients-{request.node.name}-{len(made)}')
         hparams = types.SimpleNamespace(**dict(FLAGS, **changes))
-        mine = [Worker(cluster, container, i, number, examples, hparams, start, its_recipe, program)
-                for i in range(number)]
+        mine = [Worker(cluster, container, i, number, examples, hparams, start, its_recipe, program,
+                       num_ps) for i in range(number)]
         made.extend(mine)
         return mine
 
@@ -435,7 +448,7 @@ def test_a_worker_that_died_with_a_ticket_gives_it_back_when_it_begins_again(wor
         trained.append(one.ticket()[1])
         if len(trained) == 2:  # sessions on one server share the variable; a life has its own
             former.run(turn.ticket.initializer, {turn.ticket.initial_value: ticket})
-            assert former.run(other.scheme.train_op)['dropped'] == 1
+            assert former.run(other.train_op)['dropped'] == 1
         one.train()
     assert trained == [1, 2, 0]
     assert not one.take() and not other.take()
@@ -565,7 +578,7 @@ def test_a_ticket_that_a_former_life_waits_for_goes_back(workers):
     other.begin()
     assert one.take()
     former = other.session
-    waiting = threading.Thread(target=former.run, args=(other.rounds.takes,), daemon=True)
+    waiting = threading.Thread(target=former.run, args=([other.rounds.takes],), daemon=True)
     waiting.start()
     other.new_session()
     other.begin()
@@ -576,6 +589,37 @@ def test_a_ticket_that_a_former_life_waits_for_goes_back(workers):
     assert [figures['dropped'] for figures in together_from_here] == [0, 0]
     assert not one.take() and one.counted == [[1, 2], [2, 2]]
     former.close()
+
+
+def test_who_has_something_else_to_do_gives_the_next_ticket_back(workers):
+    one, other = workers(2, train_steps=1)
+    one.begin()
+    other.begin()
+    assert one.take()
+    one.turn()
+    assert one.ticket()[1] == 1, 'the next one has come with the answer to the push'
+    one.rounds.before_run(types.SimpleNamespace(session=one.session))
+    trained = []
+    while other.take():
+        trained.append(other.ticket()[1])
+        other.train()
+    assert trained == [2, 1] and one.counted == [[3, 4]]
+    assert not one.take()
+
+
+@pytest.mark.parametrize('buffer', [0, 1])
+def test_a_turn_is_four_transfers(workers, buffer):
+    """Down the center, and the answer; up the change, and whose it is."""
+    worker, = workers(train_steps=9, buffer=buffer, start=(8., [1., 2.]), num_ps=1)
+    worker.begin()
+    most = collections.Counter()
+    for _ in range(8):
+        assert worker.take()
+        result, trace = traffic.traced_run(worker.session, worker.scheme.train_op)
+        worker.rounds.hear(result['ticket'])
+        # Now and then a trace ends before its last transfer.
+        most |= collections.Counter(one.receiver.split()[0] for one in traffic.transfers(trace))
+    assert most == {'ps': 2, 'worker': 2}
 
 
 # FedBuff.
@@ -601,7 +645,7 @@ def by_hand(workers, order, ms, steps, **changes):
     """Each worker trains a client of its own; returns the centers, and the staleness of each."""
     made = workers(len(ms), examples=ms, clients=len(ms), train_steps=steps, **changes)
     for i, worker in enumerate(made):
-        worker.rounds._client_of = lambda ticket, i=i: i
+        worker.client_of = lambda ticket, i=i: i
         worker.begin()
     for worker in made:
         begin_turn(worker)
@@ -651,7 +695,7 @@ def test_whose_push_fills_the_buffer_begins_after_the_update(workers):
     one.rounds.make_steps = lambda session, complete: make_steps(
         session, lambda: may_complete.wait(60) and complete())
     for i, worker in enumerate((one, other, third)):
-        worker.rounds._client_of = lambda ticket, i=i: i
+        worker.client_of = lambda ticket, i=i: i
         worker.begin()
     for worker in one, other, third:
         begin_turn(worker)

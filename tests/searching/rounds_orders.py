@@ -41,12 +41,16 @@ class Worker:
             one = tf.constant(1, tf.int64)
             with tf.device(f'/job:worker/task:{task_index}'):
                 ticket = exchange.own_variable(tf.zeros([3], tf.int64), 'ticket')
-            turn = types.SimpleNamespace(most_steps=1, steps=one, examples=one, ticket=ticket)
+            turn = types.SimpleNamespace(most_steps=1, fewest_steps=1, steps=one, examples=one,
+                                         ticket=ticket)
             self.scheme = program.Scheme(problem, step, hparams, task_index, setting['workers'],
                                          turn)
             self.step_read = self.scheme.pull[0].op.inputs[0].op.name
             self.hook = (program.buffers.Buffers if hparams.buffer else program.rounds.Rounds)(
                 self.scheme, step, hparams, task_index)
+            self.hook.take_with_each_push()
+            self.run = {name: self.scheme.train_op[name]
+                        for name in ('global_step', 'dropped', 'ticket')}
             self.local_init = tf.local_variables_initializer()
             every = [step, *variables]
             self.all = [each.read_value() for each in every]
@@ -97,12 +101,14 @@ class Rounds(barrier_orders.Barrier):
                         accepted=False, losses=sum(world.incarnations.values()),
                         began=getattr(process, 'began', None))
             world.pushes.append(push)
-            result = session.run(worker.scheme.push, {worker.pushed: 2. ** number},
-                                 dict(push=push))
+            result = session.run(worker.run, {worker.pushed: 2. ** number}, dict(push=push))
+            hook.hear(result.pop('ticket'))
             must(not result['dropped'] or number not in world.counted_pushes,
                  'a push counts that was dropped:', process.name)
             push['accepted'] = not result['dropped']
             self._after(world, process, session, worker, result)
+            if number % 2:  # it has something else to do
+                hook.before_run(types.SimpleNamespace(session=session))
         if not self._is_initialized(world):  # this one is needed, and gone; the others wait, aloud
             raise worlds.TooLongError()
         hook.end(session)

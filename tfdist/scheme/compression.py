@@ -9,6 +9,9 @@ the sum of all that was sent is the sum of all g, less e: nothing is lost, it on
 
 Sai Praneeth Karimireddy, Quentin Rebjock, Sebastian Stich, Martin Jaggi, "Error Feedback Fixes
 SignSGD and other Gradient Compression Schemes", ICML 2019, arXiv 1901.09847, algorithm 2.
+
+With dgc:SHARE:MOMENTUM there is momentum on the worker, before the selection:
+`DeepGradientCompression`.
 """
 
 import functools
@@ -23,7 +26,8 @@ def define():
     """Defines the flag."""
     flags.DEFINE_string('compression', 'none', 'how a worker compresses what it pushes, with error '
                         'feedback: none, bf16, fp16, int8, sign, or topk:SHARE, such as topk:0.01; '
-                        'around a ring also powersgd:RANK')
+                        'with momentum before that, dgc:SHARE:MOMENTUM; around a ring also '
+                        'powersgd:RANK')
 
 
 def is_asked_for(hparams):
@@ -31,7 +35,7 @@ def is_asked_for(hparams):
     return getattr(hparams, 'compression', 'none') != 'none'
 
 
-def of(scheme, hparams, variables=None):
+def of(scheme, hparams, variables=None, optimizer=None):
     """Returns the `Compression` of what a scheme pushes, or `Uncompressed`.
 
     Args:
@@ -39,6 +43,8 @@ def of(scheme, hparams, variables=None):
       hparams: object that may have the attribute `compression`.
       variables: list of `tf.Variable` and `tables.Rows`, those for which it pushes; by default all
         of its network.
+      optimizer: `tf.train.Optimizer` that gets what is pushed as the gradients of a step; None if
+        changes are pushed, or a step is of one worker alone.
 
     Raises:
       SystemExit: if the compression cannot be had.
@@ -52,8 +58,27 @@ def of(scheme, hparams, variables=None):
                      'rows of it travel, while a residual would be as large as the table, on each '
                      'worker. Leave the compression out.')
     compressor = compressors.by_name(hparams.compression)
+    momentum = compressors.momentum_of(hparams.compression)
+    if momentum is not None:
+        _check_that_it_is_sgd(optimizer, hparams)
     with tf.device(scheme.worker_device(scheme.task_index)):
-        return Compression(compressor, variables, scheme.index_to_feed(), scheme.pull[0])
+        arguments = compressor, variables, scheme.index_to_feed(), scheme.pull[0]
+        if momentum is not None:
+            return DeepGradientCompression(*arguments, momentum)
+        return Compression(*arguments)
+
+
+def _check_that_it_is_sgd(optimizer, hparams):
+    """Ends the program where momentum before the selection is no momentum of the center's."""
+    if optimizer is None:
+        sys.exit(f'--compression={hparams.compression}: its momentum is that of gradients of which '
+                 'all workers make a step together, and here they push something else, or each by '
+                 'itself. Take topk:SHARE.')
+    if type(optimizer) is not tf.train.GradientDescentOptimizer:
+        sys.exit(f'--compression={hparams.compression}: its momentum is on the workers, and what '
+                 f'they send takes a step of plain SGD. Here {type(optimizer).__name__} would take '
+                 'it, by an optimizer or a RECIPE of the model: leave these out, or take '
+                 'topk:SHARE.')
 
 
 class Uncompressed:
@@ -94,6 +119,7 @@ class Compression:
             [exchange.own_variable(tf.zeros(variable.shape, dtype_of(variable)),
                                    f'{name}/{variable.op.name}') for variable in variables]
             for name in ('residual', 'next_residual'))
+        self._kept = list(zip(self._residuals, self._following))
         self.own = self._residuals + self._following
 
     def sent(self, tensors):
@@ -139,16 +165,24 @@ class Compression:
     def _encoded(self, tensors):
         """Returns the list of encoded vectors, once it is kept what they leave out; see `sent`."""
         encoded, keep = [], []
-        for i, (tensor, variable) in enumerate(zip(tensors, self._variables)):
-            residual = self._residuals[i]
-            p = tf.cast(tensor, residual.dtype) + residual.read_value()
-            encoded.append(self._compressor.encode(
-                tf.reshape(p, [-1]), functools.partial(self._seed, i)))
-            decoded = tf.cast(self._decoded(encoded[-1], variable), p.dtype)
-            keep.append(self._following[i].assign(p - decoded, read_value=False))
+        for i, tensor in enumerate(tensors):
+            one, follows = self._encoded_one(i, tf.cast(tensor, self._residuals[i].dtype))
+            encoded.append(one)
+            keep += follows
         # A push reads what will follow: not before it is there.
         with tf.control_dependencies(keep):
             return [tf.identity(each) for each in encoded]
+
+    def _encoded_one(self, i, tensor):
+        """Returns an encoded vector, and the list of ops that keep what is to follow."""
+        return self._encoded_and_decoded(i, tensor)[:2]
+
+    def _encoded_and_decoded(self, i, tensor):
+        """Returns the same, and what the receiver makes of the vector."""
+        p = tensor + self._residuals[i].read_value()
+        encoded = self._compressor.encode(tf.reshape(p, [-1]), functools.partial(self._seed, i))
+        decoded = tf.cast(self._decoded(encoded, self._variables[i]), p.dtype)
+        return encoded, [self._following[i].assign(p - decoded, read_value=False)], decoded
 
     def arrived(self, figures):
         """Returns the figures of a push, a dict of tensors, once the residuals are up to date.
@@ -159,11 +193,11 @@ class Compression:
             return figures
         updates = []
         with tf.control_dependencies(list(figures.values())):
-            for residual, following in zip(self._residuals, self._following):
+            for kept, following in self._kept:
                 value = following.read_value()
                 if 'dropped' in figures:
-                    value = tf.where_v2(figures['dropped'] > 0, residual.read_value(), value)
-                updates.append(residual.assign(value, read_value=False))
+                    value = tf.where_v2(figures['dropped'] > 0, kept.read_value(), value)
+                updates.append(kept.assign(value, read_value=False))
         with tf.control_dependencies(updates):
             return {name: tf.identity(figure) for name, figure in figures.items()}
 
@@ -176,6 +210,54 @@ class Compression:
         vector = self._compressor.decode(encoded, variable.shape.num_elements(),
                                          dtype_of(variable))
         return tf.cast(tf.reshape(vector, variable.shape), variable.dtype.base_dtype)
+
+
+class DeepGradientCompression(Compression):
+    """Momentum on the worker, before the largest elements are selected.
+
+        u <- momentum * u + g
+        v <- v + u
+        send the largest elements of v
+        v <- 0 and u <- 0 where they were sent             once the push has arrived
+
+    The step of what arrives is plain SGD. The v are the residuals. An element of u that was sent
+    has done its work; as it begins anew, what is stale does not go on moving it. Neither the
+    clipping on each worker nor the sparsity that rises over the first epochs is here.
+
+    Yujun Lin, Song Han, Huizi Mao, Yu Wang, William Dally, "Deep Gradient Compression", ICLR 2018,
+    arXiv 1712.01887, section 3.
+    """
+
+    def __init__(self, compressor, variables, worker, step, momentum):
+        """See the base class.
+
+        Args:
+          compressor: `compressors.TopK`.
+          variables: see there.
+          worker: see there.
+          step: see there.
+          momentum: float, the share of u that a step keeps.
+        """
+        super().__init__(compressor, variables, worker, step)
+        self._momentum = momentum
+        self._velocities, self._next_velocities = (
+            [exchange.own_variable(tf.zeros(variable.shape, dtype_of(variable)),
+                                   f'{name}/{variable.op.name}') for variable in variables]
+            for name in ('velocity', 'next_velocity'))
+        self._kept += zip(self._velocities, self._next_velocities)
+        self.own = self.own + self._velocities + self._next_velocities
+
+    def _encoded_one(self, i, tensor):
+        velocity = self._momentum * self._velocities[i].read_value() + tensor
+        encoded, keep, decoded = self._encoded_and_decoded(i, velocity)
+        follows = self._next_velocities[i].assign(self._masked(velocity, decoded),
+                                                  read_value=False)
+        return encoded, [*keep, follows]
+
+    @staticmethod
+    def _masked(velocity, decoded):
+        """Returns the velocity, which begins anew where something was sent."""
+        return tf.where(tf.equal(decoded, 0), velocity, tf.zeros_like(velocity))
 
 
 def dtype_of(variable):

@@ -165,9 +165,26 @@ def by_name(name):
         return _BY_NAME[name]()
     kind, _, share = name.partition(':')
     try:
-        if kind == 'topk' and 0 < float(share) <= 1:
+        if momentum_of(name) is not None:
+            share = share.partition(':')[0]
+        elif kind != 'topk':
+            share = ''
+        if 0 < float(share) <= 1:
             return TopK(float(share))
     except ValueError:
         pass
     sys.exit(f'--compression={name}: there are none, {", ".join(_BY_NAME)}, and topk:SHARE with a '
-             'share above 0 and up to 1, such as topk:0.01; around a ring also powersgd:RANK.')
+             'share above 0 and up to 1, such as topk:0.01; with momentum, dgc:SHARE:MOMENTUM with '
+             'a momentum of at least 0 and below 1, such as dgc:0.01:0.9; around a ring also '
+             'powersgd:RANK.')
+
+
+def momentum_of(name):
+    """Returns the momentum of deep gradient compression, a float; None if `name` has none."""
+    kind, *numbers = name.split(':')
+    try:
+        if kind == 'dgc' and len(numbers) == 2 and 0 <= float(numbers[1]) < 1:
+            return float(numbers[1])
+    except ValueError:
+        pass
+    return None

@@ -264,10 +264,12 @@ class Synchronous(seam.Seam):
 
     Attributes:
       barrier: `Barrier`, the first of the hooks; None if there is none.
+      pushes_gradients: bool, whether what the workers push is the gradient of one step each.
       stamps: see `Barrier`.
     """
 
     barrier = None
+    pushes_gradients = False
 
     def local_steps_per_count(self, hparams):
         pushes = pushes_per_step(hparams, self.num_workers)
@@ -284,7 +286,8 @@ class Synchronous(seam.Seam):
         # The state that the model assigns to becomes the mean of all workers' states.
         before = [network.state.push(1 / num_workers)] if network.state else []
         if not self.barrier:
-            self._compressed = compression.of(self, hparams, variables)
+            self._compressed = compression.of(self, hparams, variables,
+                                              optimizer if self.pushes_gradients else None)
             self.own = self.own + self._compressed.own
         self.pushed, gradients = self._compressed.sent(liars.lie(self, gradients, hparams))
         if self.barrier:
