@@ -50,8 +50,9 @@ training_flags.define(model, train_steps=1500, learning_rate=0.1,
 flags.DEFINE_enum('algorithm', 'ad-psgd', ['ad-psgd', 'd-psgd'],
                   'ad-psgd: pairs of workers, at any time; d-psgd: all workers together, each with '
                   'all of its neighbours')
-flags.DEFINE_enum('roles', 'any', ['any', 'bipartite'],
-                  'who starts exchanges in ad-psgd; bipartite: only workers 0, 2, 4, ...')
+flags.DEFINE_enum('roles', None, ['any', 'bipartite'],
+                  'who starts exchanges in ad-psgd; bipartite: only workers 0, 2, 4, ..., which is '
+                  'the default for an even number of workers; otherwise any')
 flags.DEFINE_float('exchange_secs', 10, 'after how long a neighbour that does not answer in an '
                    'exchange of ad-psgd is left out', lower_bound=1)
 
@@ -213,7 +214,7 @@ def train_among_neighbours(_):
 def check(num_workers):
     """Ends the program if the flags do not go together."""
     topology.check(FLAGS.roles, num_workers)
-    if FLAGS.roles != 'any' and FLAGS.algorithm != 'ad-psgd':
+    if FLAGS.roles and FLAGS.algorithm != 'ad-psgd':
         sys.exit('--roles is for --algorithm=ad-psgd: in d-psgd all workers do the same.')
     if FLAGS.stop_after_evals_without_gain:
         sys.exit('--stop_after_evals_without_gain: here each worker counts its own steps, and they '

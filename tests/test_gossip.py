@@ -325,6 +325,16 @@ def test_a_passive_worker_starts_nothing(gossip):
     assert made.x() == [4, 6, 8, 8]
 
 
+def test_every_other_worker_starts_exchanges_unless_their_number_is_odd():
+    topology = load_program('Gossip', 'topology')
+    for roles, number, expected in (
+            (None, 1, [[]]), (None, 2, [[1], []]), (None, 3, [[1, 2], [0, 2], [0, 1]]),
+            (None, 4, [[1, 3], [], [1, 3], []]), ('any', 2, [[1], [0]]),
+            ('bipartite', 2, [[1], []])):
+        topology.check(roles, number)
+        assert [topology.partners_of(i, number, roles) for i in range(number)] == expected
+
+
 def test_who_does_not_answer_is_left_out(gossip, monkeypatch, capsys):
     """The next one is taken; with nobody there, a step is one of SGD."""
     made = gossip([0] * 4)
@@ -423,7 +433,7 @@ def test_the_mean_is_saved_and_restored(gossip, tmp_path, capsys):
 
 @pytest.mark.parametrize('changes, num_workers, complaint', [
     (dict(roles='bipartite'), 3, '--roles=bipartite needs an even number of workers'),
-    (dict(roles='bipartite', algorithm='d-psgd'), 2, '--roles is for --algorithm=ad-psgd'),
+    (dict(roles='any', algorithm='d-psgd'), 2, '--roles is for --algorithm=ad-psgd'),
     (dict(stop_after_evals_without_gain=2), 2, '--stop_after_evals_without_gain: here each')])
 def test_flags_that_do_not_go_together(monkeypatch, changes, num_workers, complaint):
     program = load_program('Gossip')
