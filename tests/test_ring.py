@@ -21,8 +21,9 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from tfdist.cluster import connections
 from tfdist.data import batches
-from tfdist.scheme import seam
+from tfdist.scheme import grouping, seam
 from tfdist.training import traffic
 
 from conftest import load_program, ROOT
@@ -157,20 +158,19 @@ def test_sockets_and_queues_have_the_same_bits(run_ring, sum_by_sockets, num_wor
 
 def test_which_gradients_travel_together(monkeypatch):
     """Those of the last layers first; a large one alone, small ones until there are enough."""
-    program = load_program('Ring-AllReduce', 'grouping')
     shapes = [[3], [9, 2], [4], [2, 2], [5], [20], [3]]
     dtypes = [tf.float32] * 4 + [tf.float64, tf.float32, tf.float32]
     with tf.Graph().as_default(), tf.Session() as session:
         tensors = [tf.constant(np.arange(np.prod(shape)).reshape(shape) + 100 * i, dtype)
                    for i, (shape, dtype) in enumerate(zip(shapes, dtypes))]
-        assert program.groups_of(tensors) == [[0, 1, 2, 3, 5, 6], [4]]
-        monkeypatch.setattr(program.sockets, 'LARGE', 72)
-        monkeypatch.setattr(program, '_ENOUGH', 44)
-        assert program.groups_of(tensors) == [[5], [2, 3, 6], [1], [0], [4]]
-        vectors = program.flatten(tensors)
+        assert grouping.groups_of(tensors) == [[0, 1, 2, 3, 5, 6], [4]]
+        monkeypatch.setattr(grouping, 'LARGE', 72)
+        monkeypatch.setattr(grouping, '_ENOUGH', 44)
+        assert grouping.groups_of(tensors) == [[5], [2, 3, 6], [1], [0], [4]]
+        vectors = grouping.flatten(tensors)
         assert [vector.shape.as_list() for vector in vectors] == [[20], [11], [18], [3], [5]]
         for tensor, same in zip(*session.run(
-                [tensors, program.unflatten(vectors, tensors)])):
+                [tensors, grouping.unflatten(vectors, tensors)])):
             assert tensor.dtype == same.dtype and np.array_equal(tensor, same)
 
 
@@ -189,7 +189,7 @@ def sums_of_large(sockets, exchanges, sessions):
 def large(connect, monkeypatch):
     """The module sockets, three connected exchanges, and a session with one thread for each."""
     sockets = load_program('Ring-AllReduce', 'sockets')
-    monkeypatch.setattr(sockets, 'LARGE', 400)
+    monkeypatch.setattr(grouping, 'LARGE', 400)
     exchanges = [sockets.Exchange(i, 3) for i in range(3)]
     connect(exchanges)
     thread = tf.ConfigProto(inter_op_parallelism_threads=1, use_per_session_threads=True)
@@ -243,7 +243,7 @@ def test_bytes_by_sockets(sum_by_sockets, num_workers):
 def test_what_is_sent_by_sockets_is_in_a_trace(connect, monkeypatch, num_workers, size, large):
     """As many bytes as were really sent, of vectors whose pieces are not all as large."""
     sockets = load_program('Ring-AllReduce', 'sockets')
-    monkeypatch.setattr(sockets, 'LARGE', large)
+    monkeypatch.setattr(grouping, 'LARGE', large)
     exchange = sockets.Exchange
     exchanges = [exchange(i, num_workers) for i in range(num_workers)]
     connect(exchanges)
@@ -326,7 +326,7 @@ def listening():
 
 def test_strangers_are_not_let_in_and_keep_nobody_out():
     """Some say nothing, some say something else, one goes at once; 200 before the right one."""
-    neighbours, token = load_program('Ring-AllReduce', 'neighbours'), bytes(range(32))
+    token = bytes(range(32))
     with listening() as server, contextlib.ExitStack() as stack:
         def come(says):
             one = stack.enter_context(socket.create_connection(server.getsockname(), 10))
@@ -334,7 +334,7 @@ def test_strangers_are_not_let_in_and_keep_nobody_out():
             return one
 
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            found = pool.submit(neighbours.accept, server, token, 30)
+            found = pool.submit(connections.accept, server, token, 30)
             come(b'').close()
             strangers = [come([b'', bytes(16), token[16:]][i % 3]) for i in range(200)]
             right = come(token[:16])
@@ -344,7 +344,7 @@ def test_strangers_are_not_let_in_and_keep_nobody_out():
             with contextlib.suppress(ConnectionError):
                 assert not stranger.recv(16)
         with pytest.raises(OSError, match='has not connected in 0.1 s'):
-            neighbours.accept(server, token, 0.1)
+            connections.accept(server, token, 0.1)
 
 
 def test_a_port_of_the_ring_that_is_in_use(programs):
@@ -363,7 +363,7 @@ def test_a_neighbour_that_is_gone(connect):
     exchanges[1].close()
     for each in exchanges:
         assert not each.lost
-        with pytest.raises(sockets.neighbours.LostError):
+        with pytest.raises(connections.LostError):
             each._finish(np.ones(10, np.float32))
     assert exchanges[0].lost == 'the next one: Broken pipe'
 
@@ -377,7 +377,7 @@ def test_a_neighbour_that_ends_while_it_is_waited_for(connect):
         with pytest.raises(concurrent.futures.TimeoutError):
             waits.result(0.2)
         exchanges[1].close()
-        with pytest.raises(sockets.neighbours.LostError, match='the one before has closed'):
+        with pytest.raises(connections.LostError, match='the one before has closed'):
             waits.result(10)
 
 
