@@ -1,0 +1,192 @@
+"""AD-PSGD's exchange past TensorFlow's servers: a worker visits a partner, over a socket.
+
+It sends its replica, and gets E back, in one call of Python, beside which TensorFlow computes the
+gradient. In the partner's process a thread answers: see `replica`.
+"""
+
+import contextlib
+import socket
+
+import numpy as np
+
+from tfdist.scheme import grouping
+from tfdist.start.quiet import tf
+import pairs
+import replica
+
+
+class Visits(pairs.Partners):
+    """The exchanges of one worker: those that it starts, and those that it is asked for."""
+
+    def __init__(self, workers, me, partners, seed, answer_secs, met, is_visited):
+        """Takes how to reach the partners.
+
+        Args:
+          workers: dict by index of `others.Worker`, of this worker and its partners, which need not
+            be there yet.
+          me: int, this worker.
+          partners: list of ints.
+          seed: int; with `me` it determines who is drawn.
+          answer_secs: float, how long an exchange may take.
+          met: `meeting.Met`.
+          is_visited: bool, whether others start exchanges with this worker.
+        """
+        super().__init__(workers, me, partners, seed)
+        self._answer_secs, self._met = answer_secs, met
+        self._is_visited, self._replica = is_visited, None
+        self._open, self._silences = {}, {}
+
+    def begin(self):
+        """See `pairs.Partners`; others may visit from now on."""
+        if self._is_visited:
+            self._replica.begin(self._workers[self._me].target)
+            self._met.listener.serve(self._answer)
+        super().begin()
+
+    def visited(self, variables, x):
+        """Adds to the variables what partners have added since the step before.
+
+        Args:
+          variables: list of `tf.Variable`.
+          x: list of tensors, the replica as read.
+
+        Returns:
+          List of tensors, the replica after that.
+        """
+        if not self._is_visited:
+            return x
+        self._replica = replica.Replica(variables, self._me)
+        vectors = grouping.flatten(x)
+        with tf.device('/device:CPU:0'):
+            added = tf.py_func(lambda *now: self._replica.begin_step(now), vectors,
+                               [vector.dtype for vector in vectors])
+        added = [variable.assign_add(value, read_value=False) for variable, value
+                 in zip(variables, _unflatten(added, vectors, x))]
+        with tf.control_dependencies(added):
+            return [variable.read_value() for variable in variables]
+
+    def halves(self, x):
+        """Exchanges with a partner; returns what to subtract from the replica, a list of tensors.
+
+        Args:
+          x: list of tensors, the replica.
+        """
+        vectors = grouping.flatten(x)
+        with tf.device('/device:CPU:0'):
+            halves = tf.py_func(self.visit, vectors, [vector.dtype for vector in vectors])
+        return _unflatten(halves, vectors, x)
+
+    def visit(self, *vectors):
+        """Exchanges with one of the partners that answer; alone, with nobody.
+
+        Args:
+          *vectors: [n] arrays, the replica.
+
+        Returns:
+          List of [n] arrays, half of the difference from the partner's.
+        """
+        halves = self.with_one(lambda partner: self._visit(partner, vectors))
+        if not halves:
+            return [np.zeros_like(vector) for vector in vectors]
+        if self._is_visited:
+            self._replica.subtract(halves)
+        return halves
+
+    def _visit(self, partner, vectors):
+        """Returns as `visit`; None if the partner does not answer."""
+        connection = self._open[partner]
+        try:
+            send(connection, vectors, self._answer_secs)
+            return receive(connection, [np.empty_like(vector) for vector in vectors],
+                           self._answer_secs)
+        except OSError as error:
+            self._silences[partner] = error.strerror or str(error)
+            self._open.pop(partner).close()
+            return None
+
+    def silence(self, partner):
+        """See `pairs.Partners`."""
+        return self._silences.get(partner) or super().silence(partner)
+
+    def reach(self, partner):
+        """See `pairs.Partners`."""
+        try:
+            self._open[partner] = self._met.connect(self._workers[partner])
+        except OSError as error:
+            self._silences[partner] = error.strerror or str(error)
+            return False
+        self._silences.pop(partner, None)
+        return True
+
+    def _answer(self, connection):
+        """Answers a partner that has connected, until it closes the connection."""
+        asked = [np.empty(*each) for each in self._replica.shapes]
+        with contextlib.suppress(OSError), connection:
+            while True:
+                receive(connection, asked, self._answer_secs, begins=True)
+                if _is_closed(connection):  # it has given up: its replica is of long ago
+                    return
+                halves = self._replica.add_half(asked)
+                if halves is None:
+                    return
+                send(connection, halves, self._answer_secs)
+
+    def close(self):
+        """Ends the exchanges that this worker starts; others may go on to visit it."""
+        super().close()
+        if self._is_visited:
+            self._replica.end_steps()
+        for connection in list(self._open.values()):
+            connection.close()
+
+
+def send(connection, arrays, secs):
+    """Sends arrays over a `socket.socket`.
+
+    Raises:
+      OSError: if it fails, or one takes longer than `secs`.
+    """
+    connection.settimeout(secs)
+    for array in arrays:
+        connection.sendall(array.view(np.uint8))
+
+
+def receive(connection, arrays, secs, begins=False):
+    """Fills arrays with what comes over a `socket.socket`, and returns them.
+
+    Args:
+      connection: `socket.socket`.
+      arrays: list of arrays.
+      secs: float, how long nothing may come.
+      begins: bool, whether nothing may come for ever before the first.
+
+    Raises:
+      OSError: if it fails.
+    """
+    connection.settimeout(None if begins else secs)
+    for array in arrays:
+        left = memoryview(array.view(np.uint8))
+        while left:
+            came = connection.recv_into(left)
+            if not came:
+                raise OSError('it has closed the connection')
+            left = left[came:]
+            if begins:
+                connection.settimeout(secs)
+                begins = False
+    return arrays
+
+
+def _is_closed(connection):
+    """Returns whether the other side has closed a connection on which it waits for an answer."""
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+
+
+def _unflatten(found, vectors, like):
+    """Returns what a function has made of vectors as tensors like those that they were made of."""
+    for one, vector in zip(found, vectors):
+        one.set_shape(vector.shape)
+    return grouping.unflatten(found, like)
