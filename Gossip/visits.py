@@ -179,8 +179,9 @@ def receive(connection, arrays, secs, begins=False):
 
 def _is_closed(connection):
     """Returns whether the other side has closed a connection on which it waits for an answer."""
+    connection.setblocking(False)
     try:
-        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        return not connection.recv(1, socket.MSG_PEEK)
     except BlockingIOError:
         return False
 
