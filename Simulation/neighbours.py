@@ -4,7 +4,7 @@ An exchange takes the messages that it takes in the folder. Over sockets, in AD-
 travels to the partner, and the half back; in D-PSGD a replica to each neighbour. Meanwhile a worker
 computes.
 
-Through TensorFlow's servers, in AD-PSGD the partner's server is asked to run the exchange before the
+Through TensorFlow's servers, in AD-PSGD the partner's server is asked to run it before the
 step; it asks for the replica, and gets it; sends the half; hears that this was subtracted; and
 answers. In D-PSGD each neighbour's server hears of the step, asks for the replica, gets it into its
 queue, and says so.
@@ -70,7 +70,7 @@ class Visiting(_Neighbours):
     stages = 2  # half is added; it computes
 
     def of(self, worker):
-        topology, player, clock = self._player.topology, self._player, self._clock
+        topology, player = self._player.topology, self._player
         self._leaving.discard(worker)
         yield from self._begin(worker)
         partners = topology.partners_of(worker, self._cluster.workers, player.hparams.roles)
