@@ -262,9 +262,10 @@ def test_how_many_messages_an_exchange_takes(play, implementation, of_pairs, of_
     # Worker 1 is passive.
     assert dict((worker, time) for time, worker, _ in played.steps) == {
         0: pytest.approx(takes), 1: pytest.approx(0.010)}
-    assert played.clock.now == pytest.approx(takes) and played.life.travels.sent == 2 * FLOAT
-    played = play([0, 4], 1, dict(said, step=['0s']), **pairs).run()
-    assert played.clock.now == pytest.approx(0.001 * of_pairs + 2 * carry)
+    assert 2 * FLOAT <= played.life.travels.sent <= 3 * FLOAT  # it may have begun another step
+    played = play([0, 4], 1, dict(said, step=['1us', '1s']), **pairs).run()
+    takes = 0.001 * of_pairs + 2 * carry
+    assert played.steps[0][:2] == (pytest.approx(takes, abs=2e-6), 0)
     step = play([0, 4], 1, said, implementation=implementation).run()
     assert step.clock.now == pytest.approx(0.010), 'it sends while it computes'
     step = play([0, 4, 8], 1, dict(said, step=['1ms']), implementation=implementation).run()
@@ -399,7 +400,8 @@ class Independent:
 
     def receive(self, i, j, number, x, waits):
         self.box.setdefault((j, number), {})[i] = x
-        self.after(self.far(i, j), self.hear, i, waits, j)
+        if self.asks:
+            self.after(self.far(i, j), self.hear, i, waits, j)
         self.perhaps(j)
 
     def hear(self, i, waits, what):
