@@ -5,6 +5,7 @@ Nothing is encrypted. Who connects is let in if it shows a token.
 
 import collections
 import contextlib
+import errno
 import hmac
 import select
 import socket
@@ -32,7 +33,7 @@ def listen(port):
     """Returns a socket that listens on a port of all addresses; 0: on any that is free.
 
     Raises:
-      OSError: if the port is in use.
+      OSError: if the port is in use, or too high.
     """
     try:
         listening = socket.socket(socket.AF_INET6)
@@ -42,6 +43,9 @@ def listen(port):
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind(('', port))
+    except OverflowError as error:
+        listening.close()
+        raise OSError(errno.EINVAL, 'there is no such port') from error
     except OSError:
         listening.close()
         raise
