@@ -9,14 +9,13 @@ import threading
 
 import numpy as np
 
-from tfdist.scheme import grouping
 from tfdist.start.quiet import tf
 import others
 import pairs
 
 
 class Replica:
-    """The replica of one worker, as a list of [n] arrays: see `grouping.flatten`."""
+    """The replica of one worker, a list of arrays."""
 
     def __init__(self, variables, worker):
         """Takes a list of `tf.Variable`, and the worker that has them, an int."""
@@ -24,25 +23,21 @@ class Replica:
         self._now = self._added = None  # since the step began; None: nobody steps, nothing is added
         with tf.Graph().as_default() as graph, tf.device(others.device_of(worker)):
             handles = [others.handle_of(variable, worker) for variable in variables]
-            like = [tf.placeholder(variable.dtype.base_dtype, variable.shape)
-                    for variable in variables]
-            self._given = [tf.placeholder(vector.dtype, vector.shape)
-                           for vector in grouping.flatten(like)]
-            given = grouping.unflatten(self._given, like)
-            self._halves = grouping.flatten(pairs.add_half(handles, given))
+            self._given = [tf.placeholder(variable.dtype.base_dtype, variable.shape)
+                           for variable in variables]
+            self._halves = pairs.add_half(handles, self._given)
             self._add = tf.group(*[tf.raw_ops.AssignAddVariableOp(resource=handle, value=value)
-                                   for handle, value in zip(handles, given)])
+                                   for handle, value in zip(handles, self._given)])
         self._worker, self._graph, self._link = worker, graph, None
 
     def begin(self, target):
         """Takes the target of sessions on the server of this process, a string."""
         self._link = others.Link(self._worker, target, self._graph, [self._worker])
 
-    @property
-    def shapes(self):
-        """The lengths and dtypes of its arrays, a list of pairs."""
-        return [(vector.shape.num_elements(), vector.dtype.as_numpy_dtype)
-                for vector in self._given]
+    def empty(self):
+        """Returns arrays for another replica, a list."""
+        return [np.empty(value.shape.as_list(), value.dtype.as_numpy_dtype)
+                for value in self._given]
 
     def begin_step(self, now):
         """Takes the replica as TensorFlow has it; returns what partners have added, not yet there.
@@ -56,9 +51,9 @@ class Replica:
         with self._lock:
             added, self._added = self._added, None
             if added is None:
-                self._now = [_wide(value).copy() for value in now]
+                self._now = [np.array(_wide(value)) for value in now]
                 return [np.zeros_like(value) for value in now]
-            self._now = [_wide(value) + more for value, more in zip(now, added)]
+            self._now = [np.asarray(_wide(value) + more) for value, more in zip(now, added)]
             return [more.astype(value.dtype, copy=False) for value, more in zip(now, added)]
 
     def add_half(self, other):

@@ -13,6 +13,7 @@ from tfdist.cluster import connections
 from tfdist.scheme import addition, transfer
 from tfdist.training import traffic
 from tfdist.start.quiet import tf
+import parcels
 
 _LOOK_MSECS = 1000
 
@@ -30,43 +31,43 @@ class Swaps:
         for each in by_neighbour.values():
             each.setblocking(False)
 
-    def sums(self, vectors):
-        """Sends vectors to the neighbours, and adds what they send in this step.
+    def means(self, x):
+        """Sends a replica to the neighbours; returns the mean of it and of what they send.
 
-        All add in the order of the workers: so sums over all are the same on all, bit for bit.
+        All add in the order of the workers: so a mean of all is the same on all, bit for bit.
 
         Args:
-          vectors: list of [n] tensors.
+          x: list of tensors.
 
         Returns:
-          List of [n] tensors, the sums over this worker and its neighbours.
+          List of tensors of the same shapes.
         """
-        size = transfer.size_of(vectors)
+        size = transfer.size_of(x)
         first, *rest = [traffic.name_of_sender(size, f'worker {each}')
                         for each in sorted(self._connections)]
         with tf.device('/device:CPU:0'):
-            sums = tf.py_func(self._swap, vectors, [vector.dtype for vector in vectors], name=first)
+            means = tf.py_func(self._swap, x, [value.dtype for value in x], name=first)
             for name in rest:  # a trace has what goes to the other neighbour, too
-                sums[0] = tf.identity(sums[0], name=name)
-        for total, vector in zip(sums, vectors):
-            total.set_shape(vector.shape)
-        return sums
+                means[0] = tf.identity(means[0], name=name)
+        for mean, value in zip(means, x):
+            mean.set_shape(value.shape)
+        return means
 
-    def _swap(self, *vectors):
+    def _swap(self, *replica):
         try:
-            received = self.swap(vectors)
+            received = self.swap(replica)
         except connections.LostError as error:
             self.lost = str(error)  # TensorFlow tells whoever runs this step only that it failed
             raise
-        received[self._me] = vectors
+        received[self._me] = replica
         in_order = [received[each] for each in sorted(received)]
-        return [functools.reduce(_add, values) for values in zip(*in_order)]
+        return [_mean(values) for values in zip(*in_order)]
 
-    def swap(self, vectors):
-        """Sends arrays to all neighbours, and receives as many of the same sizes from each.
+    def swap(self, replica):
+        """Sends arrays to all neighbours, and receives as many of the same shapes from each.
 
         Args:
-          vectors: sequence of [n] arrays.
+          replica: sequence of arrays.
 
         Returns:
           Dict of lists of arrays, by neighbour.
@@ -74,14 +75,13 @@ class Swaps:
         Raises:
           connections.LostError: if a neighbour is gone.
         """
-        received = {each: [np.empty_like(vector) for vector in vectors]
+        received = {each: [np.empty_like(value) for value in replica]
                     for each in self._connections}
-        out, into = ({each: [memoryview(array.view(np.uint8)) for array in arrays if array.size]
-                      for each, arrays in group.items()}
-                     for group in (dict.fromkeys(self._connections, vectors), received))
+        out, into = ({each: parcels.views(arrays) for each, arrays in group.items()}
+                     for group in (dict.fromkeys(self._connections, replica), received))
         while out or into:
-            moved = [self._move(each, out, 'send') for each in list(out)]
-            moved += [self._move(each, into, 'recv_into') for each in list(into)]
+            moved = [self._move(each, out, parcels.send) for each in list(out)]
+            moved += [self._move(each, into, parcels.receive) for each in list(into)]
             if not any(moved):
                 wait = select.poll()
                 for each in {*out, *into}:
@@ -96,28 +96,28 @@ class Swaps:
         Args:
           neighbour: int.
           left: dict of lists of memoryviews by neighbour, what is left to be moved; changed.
-          how: string, the method of a socket.
+          how: function of `parcels`.
         """
-        views = left[neighbour]
         try:
-            moved = getattr(self._connections[neighbour], how)(views[0])
+            moved = how(self._connections[neighbour], left[neighbour])
         except BlockingIOError:
             return 0
         except OSError as error:
-            raise connections.LostError(f'worker {neighbour}: {error.strerror}') from error
-        if not moved:
-            raise connections.LostError(f'worker {neighbour} has closed its connection')
-        views[0] = views[0][moved:]
-        if not views[0]:
-            del views[0]
-            if not views:
-                del left[neighbour]
+            raise connections.LostError(f'worker {neighbour}: {error.strerror or error}') from error
+        if not left[neighbour]:
+            del left[neighbour]
         return moved
 
     def close(self):
         """Closes the connections."""
         for each in self._connections.values():
             each.close()
+
+
+def _mean(values):
+    """Returns the mean of arrays, as `worker.Scheme.mix` forms it, bit for bit."""
+    total = functools.reduce(_add, values)
+    return np.multiply(total, total.dtype.type(1 / len(values)), out=total)
 
 
 def _add(one, other):

@@ -9,9 +9,9 @@ import socket
 
 import numpy as np
 
-from tfdist.scheme import grouping
 from tfdist.start.quiet import tf
 import pairs
+import parcels
 import replica
 
 
@@ -56,12 +56,9 @@ class Visits(pairs.Partners):
         if not self._is_visited:
             return x
         self._replica = replica.Replica(variables, self._me)
-        vectors = grouping.flatten(x)
-        with tf.device('/device:CPU:0'):
-            added = tf.py_func(lambda *now: self._replica.begin_step(now), vectors,
-                               [vector.dtype for vector in vectors])
-        added = [variable.assign_add(value, read_value=False) for variable, value
-                 in zip(variables, _unflatten(added, vectors, x))]
+        added = _call(lambda *now: self._replica.begin_step(now), x)
+        added = [variable.assign_add(value, read_value=False)
+                 for variable, value in zip(variables, added)]
         with tf.control_dependencies(added):
             return [variable.read_value() for variable in variables]
 
@@ -71,34 +68,30 @@ class Visits(pairs.Partners):
         Args:
           x: list of tensors, the replica.
         """
-        vectors = grouping.flatten(x)
-        with tf.device('/device:CPU:0'):
-            halves = tf.py_func(self.visit, vectors, [vector.dtype for vector in vectors])
-        return _unflatten(halves, vectors, x)
+        return _call(self.visit, x)
 
-    def visit(self, *vectors):
+    def visit(self, *x):
         """Exchanges with one of the partners that answer; alone, with nobody.
 
         Args:
-          *vectors: [n] arrays, the replica.
+          *x: arrays, the replica.
 
         Returns:
-          List of [n] arrays, half of the difference from the partner's.
+          List of arrays, half of the difference from the partner's.
         """
-        halves = self.with_one(lambda partner: self._visit(partner, vectors))
+        halves = self.with_one(lambda partner: self._visit(partner, x))
         if not halves:
-            return [np.zeros_like(vector) for vector in vectors]
+            return [np.zeros_like(value) for value in x]
         if self._is_visited:
             self._replica.subtract(halves)
         return halves
 
-    def _visit(self, partner, vectors):
+    def _visit(self, partner, x):
         """Returns as `visit`; None if the partner does not answer."""
         connection = self._open[partner]
         try:
-            send(connection, vectors, self._answer_secs)
-            return receive(connection, [np.empty_like(vector) for vector in vectors],
-                           self._answer_secs)
+            send(connection, x, self._answer_secs)
+            return receive(connection, [np.empty_like(value) for value in x], self._answer_secs)
         except OSError as error:
             self._silences[partner] = error.strerror or str(error)
             self._open.pop(partner).close()
@@ -120,7 +113,7 @@ class Visits(pairs.Partners):
 
     def _answer(self, connection):
         """Answers a partner that has connected, until it closes the connection."""
-        asked = [np.empty(*each) for each in self._replica.shapes]
+        asked = self._replica.empty()
         with contextlib.suppress(OSError), connection:
             while True:
                 receive(connection, asked, self._answer_secs, begins=True)
@@ -144,11 +137,12 @@ def send(connection, arrays, secs):
     """Sends arrays over a `socket.socket`.
 
     Raises:
-      OSError: if it fails, or one takes longer than `secs`.
+      OSError: if it fails, or nothing can be sent for `secs`.
     """
     connection.settimeout(secs)
-    for array in arrays:
-        connection.sendall(array.view(np.uint8))
+    left = parcels.views(arrays)
+    while left:
+        parcels.send(connection, left)
 
 
 def receive(connection, arrays, secs, begins=False):
@@ -164,16 +158,12 @@ def receive(connection, arrays, secs, begins=False):
       OSError: if it fails.
     """
     connection.settimeout(None if begins else secs)
-    for array in arrays:
-        left = memoryview(array.view(np.uint8))
-        while left:
-            came = connection.recv_into(left)
-            if not came:
-                raise OSError('it has closed the connection')
-            left = left[came:]
-            if begins:
-                connection.settimeout(secs)
-                begins = False
+    left = parcels.views(arrays)
+    while left:
+        parcels.receive(connection, left)
+        if begins:
+            connection.settimeout(secs)
+            begins = False
     return arrays
 
 
@@ -186,8 +176,10 @@ def _is_closed(connection):
         return False
 
 
-def _unflatten(found, vectors, like):
-    """Returns what a function has made of vectors as tensors like those that they were made of."""
-    for one, vector in zip(found, vectors):
-        one.set_shape(vector.shape)
-    return grouping.unflatten(found, like)
+def _call(function, x):
+    """Returns what a function of arrays makes of tensors, a list of tensors like these."""
+    with tf.device('/device:CPU:0'):
+        made = tf.py_func(function, x, [value.dtype for value in x])
+    for one, value in zip(made, x):
+        one.set_shape(value.shape)
+    return made

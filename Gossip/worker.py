@@ -33,7 +33,7 @@ from absl import flags
 import find_library  # noqa: F401  (finds tfdist)
 from tfdist.cluster import liveness, membership, servers
 from tfdist.model import building, model_file
-from tfdist.scheme import exchange, grouping, seam, transfer
+from tfdist.scheme import exchange, seam, transfer
 from tfdist.start import console
 from tfdist.training import evaluation, report, sessions, training_flags
 from tfdist.start.quiet import tf
@@ -129,12 +129,11 @@ class Scheme(seam.Seam):
         if not neighbours:
             return x
         if self._by_sockets:
-            sums = self._by_sockets.sums(grouping.flatten(x))
-            return grouping.unflatten([total / (len(neighbours) + 1) for total in sums], x)
+            return self._by_sockets.means(x)
         sends, parts = self.swap(x, task_index, neighbours)
         parts[task_index] = x
         with tf.control_dependencies(sends):
-            return [functools.reduce(tf.add, values) / len(parts)  # add_n may change the order
+            return [functools.reduce(tf.add, values) * (1 / len(parts))  # add_n may reorder
                     for values in zip(*[parts[each] for each in sorted(parts)])]
 
     def swap(self, x, task_index, neighbours):

@@ -18,7 +18,7 @@ import time
 
 import numpy as np
 from tfdist.cluster import connections, patience
-from tfdist.scheme import addition, grouping, transfer
+from tfdist.scheme import addition, transfer
 from tfdist.start import console
 from tfdist.training import traffic
 from tfdist.start.quiet import tf
@@ -26,6 +26,7 @@ import neighbours
 import ring
 
 _ALIGNMENT = 64  # bytes
+LARGE = 2 ** 22  # bytes of a vector that takes longer than its hops: TensorFlow goes on meanwhile
 _LOOK_MSECS = 2000
 
 
@@ -68,7 +69,7 @@ class Exchange:
         size = sum(self._entries_sent(vector.shape.num_elements()) * vector.dtype.size
                    for vector in vectors)
         large = [i for i, vector in enumerate(vectors[:-1])
-                 if transfer.size_of([vector]) >= grouping.LARGE]
+                 if transfer.size_of([vector]) >= LARGE]
         first, begun = (large[-1] + 1 if large else 0), []
         with tf.device('/device:CPU:0'):
             for number, vector in enumerate(vectors[:first]):

@@ -27,13 +27,14 @@ from absl import flags
 import find_library  # noqa: F401  (finds tfdist)
 from tfdist.cluster import liveness, membership, servers
 from tfdist.model import building, model_file
-from tfdist.scheme import compression, grouping, seam, warmup
+from tfdist.scheme import compression, seam, warmup
 from tfdist.start import console
 from tfdist.training import checkpoints, evaluation, report, sessions, training_flags
 from tfdist.start.quiet import tf
 import agreement
 import compressing
 import elastic
+import grouping
 import powersgd
 import ring
 import sockets

@@ -155,7 +155,7 @@ class Visiting:
             every.append({})
             is_visited = any(i in topology.partners_of(j, number, roles) for j in range(number))
             self.visits.append(self.program.visits.Visits(
-                every[i], i, topology.partners_of(i, number, roles), 1, 2,
+                every[i], i, topology.partners_of(i, number, roles), 1, 30,
                 meeting.Met(i, listener, dict.fromkeys(range(number), 'localhost'), {}),
                 is_visited))
         self.made = toy('Gossip', ms, algorithm='ad-psgd', roles=roles, implementation='sockets',
@@ -315,8 +315,8 @@ def test_swaps(connected, num_workers):
             *[np.full(size, i + 1, dtype) for size, dtype in zip(sizes, flags_)])
             for i, each in enumerate(swaps)]):
         for size, dtype, one in zip(sizes, flags_, found):
-            assert one.dtype == dtype and len(one) == size and (
-                one == sum(range(1, num_workers + 1))).all()
+            assert one.dtype == dtype and len(one) == size
+            assert one == pytest.approx(np.full(size, (num_workers + 1) / 2), rel=1e-3)
 
 
 def test_a_neighbour_that_is_gone(connected):
@@ -386,7 +386,7 @@ def test_visits_in_turn(visiting, while_it_steps):
     made = visiting([0, 0, 0], learning_rate=0.)
     made.set([8, 4, 0])
     for i in range(3) if while_it_steps else ():
-        made.visits[i]._replica.begin_step([np.float32([[8, 4, 0][i]])])
+        made.visits[i]._replica.begin_step([np.float32([8, 4, 0][i])])
     for pair in (0, 1), (1, 2), (2, 0), (0, 1):
         made.step(*pair)
     assert made.x() == [3.75, 3.75, 4.5]

@@ -23,7 +23,7 @@ import tensorflow.compat.v1 as tf
 
 from tfdist.cluster import connections
 from tfdist.data import batches
-from tfdist.scheme import grouping, seam
+from tfdist.scheme import seam
 from tfdist.training import traffic
 
 from conftest import load_program, ROOT
@@ -158,19 +158,20 @@ def test_sockets_and_queues_have_the_same_bits(run_ring, sum_by_sockets, num_wor
 
 def test_which_gradients_travel_together(monkeypatch):
     """Those of the last layers first; a large one alone, small ones until there are enough."""
+    program = load_program('Ring-AllReduce', 'grouping')
     shapes = [[3], [9, 2], [4], [2, 2], [5], [20], [3]]
     dtypes = [tf.float32] * 4 + [tf.float64, tf.float32, tf.float32]
     with tf.Graph().as_default(), tf.Session() as session:
         tensors = [tf.constant(np.arange(np.prod(shape)).reshape(shape) + 100 * i, dtype)
                    for i, (shape, dtype) in enumerate(zip(shapes, dtypes))]
-        assert grouping.groups_of(tensors) == [[0, 1, 2, 3, 5, 6], [4]]
-        monkeypatch.setattr(grouping, 'LARGE', 72)
-        monkeypatch.setattr(grouping, '_ENOUGH', 44)
-        assert grouping.groups_of(tensors) == [[5], [2, 3, 6], [1], [0], [4]]
-        vectors = grouping.flatten(tensors)
+        assert program.groups_of(tensors) == [[0, 1, 2, 3, 5, 6], [4]]
+        monkeypatch.setattr(program.sockets, 'LARGE', 72)
+        monkeypatch.setattr(program, '_ENOUGH', 44)
+        assert program.groups_of(tensors) == [[5], [2, 3, 6], [1], [0], [4]]
+        vectors = program.flatten(tensors)
         assert [vector.shape.as_list() for vector in vectors] == [[20], [11], [18], [3], [5]]
         for tensor, same in zip(*session.run(
-                [tensors, grouping.unflatten(vectors, tensors)])):
+                [tensors, program.unflatten(vectors, tensors)])):
             assert tensor.dtype == same.dtype and np.array_equal(tensor, same)
 
 
@@ -189,7 +190,7 @@ def sums_of_large(sockets, exchanges, sessions):
 def large(connect, monkeypatch):
     """The module sockets, three connected exchanges, and a session with one thread for each."""
     sockets = load_program('Ring-AllReduce', 'sockets')
-    monkeypatch.setattr(grouping, 'LARGE', 400)
+    monkeypatch.setattr(sockets, 'LARGE', 400)
     exchanges = [sockets.Exchange(i, 3) for i in range(3)]
     connect(exchanges)
     thread = tf.ConfigProto(inter_op_parallelism_threads=1, use_per_session_threads=True)
@@ -243,7 +244,7 @@ def test_bytes_by_sockets(sum_by_sockets, num_workers):
 def test_what_is_sent_by_sockets_is_in_a_trace(connect, monkeypatch, num_workers, size, large):
     """As many bytes as were really sent, of vectors whose pieces are not all as large."""
     sockets = load_program('Ring-AllReduce', 'sockets')
-    monkeypatch.setattr(grouping, 'LARGE', large)
+    monkeypatch.setattr(sockets, 'LARGE', large)
     exchange = sockets.Exchange
     exchanges = [exchange(i, num_workers) for i in range(num_workers)]
     connect(exchanges)

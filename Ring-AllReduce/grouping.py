@@ -1,12 +1,12 @@
-"""Which tensors travel together: small ones in one vector, and each large one by itself."""
+"""Which gradients travel together: small ones in one vector, and each large one by itself."""
 
 import collections
 
 from tfdist.scheme import transfer
 from tfdist.start.quiet import tf
+import sockets
 
-LARGE = 2 ** 22  # bytes of a vector that takes longer than its hops: TensorFlow goes on meanwhile
-_ENOUGH = 2 ** 24  # bytes of tensors together that are each smaller than `LARGE`
+_ENOUGH = 2 ** 24  # bytes of gradients together that are each smaller than `sockets.LARGE`
 
 
 def groups_of(tensors):
@@ -17,7 +17,7 @@ def groups_of(tensors):
     """
     groups, small = [], collections.OrderedDict()
     for i in reversed(range(len(tensors))):
-        if transfer.size_of([tensors[i]]) >= LARGE:
+        if transfer.size_of([tensors[i]]) >= sockets.LARGE:
             groups.append([i])
             continue
         group = small.setdefault(tensors[i].dtype, [])
