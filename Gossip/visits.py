@@ -6,9 +6,11 @@ gradient. In the partner's process a thread answers: see `replica`.
 
 import contextlib
 import socket
+import struct
 
 import numpy as np
 
+from tfdist.cluster import liveness
 from tfdist.start.quiet import tf
 import pairs
 import parcels
@@ -90,10 +92,11 @@ class Visits(pairs.Partners):
         """Returns as `visit`; None if the partner does not answer."""
         connection = self._open[partner]
         try:
-            send(connection, x, self._answer_secs)
-            return receive(connection, [np.empty_like(value) for value in x], self._answer_secs)
+            send(connection, x)
+            return receive(connection, [np.empty_like(value) for value in x])
         except OSError as error:
-            self._silences[partner] = error.strerror or str(error)
+            self._silences[partner] = (liveness.LATE if isinstance(error, BlockingIOError) else
+                                       error.strerror or str(error))
             self._open.pop(partner).close()
             return None
 
@@ -104,7 +107,9 @@ class Visits(pairs.Partners):
     def reach(self, partner):
         """See `pairs.Partners`."""
         try:
-            self._open[partner] = self._met.connect(self._workers[partner])
+            connection = self._met.connect(self._workers[partner])
+            limit(connection, self._answer_secs)
+            self._open[partner] = connection
         except OSError as error:
             self._silences[partner] = error.strerror or str(error)
             return False
@@ -115,14 +120,15 @@ class Visits(pairs.Partners):
         """Answers a partner that has connected, until it closes the connection."""
         asked = self._replica.empty()
         with contextlib.suppress(OSError), connection:
+            limit(connection, self._answer_secs)
             while True:
-                receive(connection, asked, self._answer_secs, begins=True)
+                receive(connection, asked, begins=True)
                 if _is_closed(connection):  # it has given up: its replica is of long ago
                     return
                 halves = self._replica.add_half(asked)
                 if halves is None:
                     return
-                send(connection, halves, self._answer_secs)
+                send(connection, halves)
 
     def close(self):
         """Ends the exchanges that this worker starts; others may go on to visit it."""
@@ -133,45 +139,55 @@ class Visits(pairs.Partners):
             connection.close()
 
 
-def send(connection, arrays, secs):
+def limit(connection, secs):
+    """Has calls of a `socket.socket` fail after so many seconds in which nothing travels.
+
+    The system does it: Python would ask before each call whether that can go on at once.
+    """
+    connection.settimeout(None)
+    time = struct.pack('ll', int(secs), int(secs % 1 * 1e6))
+    for option in socket.SO_RCVTIMEO, socket.SO_SNDTIMEO:
+        connection.setsockopt(socket.SOL_SOCKET, option, time)
+
+
+def send(connection, arrays):
     """Sends arrays over a `socket.socket`.
 
     Raises:
-      OSError: if it fails, or nothing can be sent for `secs`.
+      OSError: if it fails, or takes too long.
     """
-    connection.settimeout(secs)
     left = parcels.views(arrays)
     while left:
         parcels.send(connection, left)
 
 
-def receive(connection, arrays, secs, begins=False):
+def receive(connection, arrays, begins=False):
     """Fills arrays with what comes over a `socket.socket`, and returns them.
 
     Args:
       connection: `socket.socket`.
       arrays: list of arrays.
-      secs: float, how long nothing may come.
       begins: bool, whether nothing may come for ever before the first.
 
     Raises:
-      OSError: if it fails.
+      OSError: if it fails, or takes too long.
     """
-    connection.settimeout(None if begins else secs)
     left = parcels.views(arrays)
     while left:
-        parcels.receive(connection, left)
-        if begins:
-            connection.settimeout(secs)
+        try:
+            parcels.receive(connection, left)
+        except BlockingIOError:
+            if not begins:
+                raise
+        else:
             begins = False
     return arrays
 
 
 def _is_closed(connection):
     """Returns whether the other side has closed a connection on which it waits for an answer."""
-    connection.setblocking(False)
     try:
-        return not connection.recv(1, socket.MSG_PEEK)
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return False
 
