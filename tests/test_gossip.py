@@ -403,6 +403,29 @@ def test_a_worker_that_is_visited_computes_the_gradient_at_what_was_added(visiti
     assert made.made[1].center() == 8 - 4 - 0.5 * (4 - 4)
 
 
+def test_visits_during_one_step(visiting):
+    """Each is of what the visits before have made of the replica, and so is its own exchange."""
+    made = visiting([0, 0])
+    its = made.visits[1]._replica
+    its.begin_step([np.float32(8)])
+    assert [its.add_half([np.float32(other)]) for other in (4, 0)] == [[-2], [-3]]
+    its.subtract([np.float32(1)])
+    assert its.add_half([np.float32(4)]) == [1]
+    assert made.made[1].center() == 8
+    assert made.x() == [8, 8 - 5 + 1], 'TensorFlow subtracts what its own exchange takes'
+
+
+def test_a_port_that_is_in_use_or_too_high():
+    listener = load_program('Gossip', 'meeting').Listener
+    with socket.socket() as other:
+        other.bind(('', 0))
+        other.listen(1)
+        for port in other.getsockname()[1], 70000:
+            with pytest.raises(SystemExit, match=f'^worker 1 cannot listen on port {port} '
+                                                 r'\(.+\): give another --sockets_port\.$'):
+                listener('worker 1', port)
+
+
 @pytest.mark.parametrize('roles, num_workers', [('any', 3), ('any', 4), ('bipartite', 4),
                                                 ('any', 2)])
 def test_visits_at_once(visiting, roles, num_workers):
