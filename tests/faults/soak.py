@@ -248,12 +248,14 @@ class Round:
     def _judge(self):
         """Says what a run that came to its end has lost, or gained."""
         self._look_at_resumed()
-        chief = self._running[self._trainer, 0]
-        tests = chief.matches(TEST)
-        accuracy = float(tests[-1]['accuracy']) if tests else 0.
+        # While the chief is away, another one tests.
+        trainers = [each for (job, _), each in sorted(self._running.items()) if each
+                    and job == self._trainer]
+        tests = [float(test['accuracy']) for each in trainers for test in each.matches(TEST)]
+        accuracy = min(tests, default=0.)
         self.say(f'ended, accuracy {accuracy}, saved up to step {self._saved}')
         if accuracy < LEAST_ACCURACY:
-            self.problems.append(f'accuracy {accuracy}\n{chief}')
+            self.problems.append(f'accuracy {accuracy}\n' + '\n'.join(map(str, trainers)))
         for task, had, has in self._first.values():
             for what, (factor, more) in GROWTH.items():
                 if has.get(what, 0) > had[what] * factor + more:
