@@ -11,6 +11,7 @@ import re
 import signal
 import socket
 import sys
+import threading
 import time
 import types
 
@@ -464,10 +465,18 @@ def test_who_does_not_answer_a_visit_is_left_out(visiting, monkeypatch, capsys, 
 def test_who_has_given_up_is_not_answered(visiting):
     """What it has sent may be of long ago."""
     made = visiting([0, 0], roles=None)
-    with made.visits[0]._met.connect(made.workers[0][1]) as connection:
-        made.program.visits.send(connection, [np.zeros(1, np.float32)])
-    time.sleep(0.2)
-    assert made.x() == [8, 8]
+    for gives_up in True, False:
+        one, other = socket.socketpair()
+        with one:
+            made.program.visits.send(one, [np.zeros(1, np.float32)])
+            if gives_up:
+                one.shutdown(socket.SHUT_WR)
+            answering = threading.Thread(target=made.visits[1]._answer, args=(other,), daemon=True)
+            answering.start()
+            if not gives_up:
+                assert made.program.visits.receive(one, [np.zeros(1, np.float32)]) == [-4]
+        answering.join(10)
+        assert made.x() == [8, 8 if gives_up else 4]
 
 
 def test_a_stranger_changes_nothing(visiting):
