@@ -78,6 +78,8 @@ def row(options, runs):
     spread = f' ± {statistics.stdev(accuracies):.3f}' if len(runs) > 1 else ''
     steps, rate, seconds = (statistics.median(run[name] for run in runs)
                             for name in ('local steps', 'local steps/s', 'seconds'))
+    if Example(options.folders[0]).settings.own_steps:  # a fast worker ends before a slow one
+        rate = statistics.median(options.workers * run['steps/s per worker'] for run in runs)
     stale = ''
     if 'staleness' in runs[0]:
         stale = (f'{statistics.mean(run["staleness"] for run in runs):.1f} '

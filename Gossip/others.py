@@ -14,6 +14,7 @@ from tfdist.start.quiet import tf
 # mean has been tested and saved; its sessions are closed.
 BEGUN, TRAINS, DONE, OVER, CLOSED = range(1, 6)
 _ANSWER_SECS = 10
+_STAGE = 0  # the key of how far a worker has come
 
 
 def device_of(worker):
@@ -93,8 +94,8 @@ def _close(session):
         pass  # its worker is gone
 
 
-class Worker:
-    """One worker: what it shows of itself, and its variables.
+class Board:
+    """Numbers that one worker shows of itself: how far it has come, and others by their keys.
 
     Attributes:
       index: int.
@@ -102,16 +103,18 @@ class Worker:
       link: `Link`.
     """
 
-    def __init__(self, index, target, variables):
-        """Takes its index, the target of sessions on it, and `tf.Variable`s of this worker."""
+    def __init__(self, index, target):
+        """Takes the index of a worker, and the target of sessions on it."""
         self.index, self.target = index, target
-        with tf.Graph().as_default() as graph:
+        with tf.Graph().as_default() as self._graph:
             board = volatile_table.VolatileTable('gossip', device_of(index), default=0)
             with tf.device(device_of(index)):
-                key, self._new = tf.constant(0, tf.int64), tf.placeholder(tf.int64, [])
+                key, self._new = tf.constant(_STAGE, tf.int64), tf.placeholder(tf.int64, [])
                 self._stage, self._show = board.read(key), board.write(key, self._new)
-            self._values = {variable.op.name: read(variable, index) for variable in variables}
-        self.link = Link(index, target, graph, [index])
+                self._keys, self._numbers = (tf.placeholder(tf.int64, [None]) for _ in range(2))
+                self._read, self._write = (board.read(self._keys),
+                                           board.write(self._keys, self._numbers))
+        self.link = Link(index, target, self._graph, [index])
 
     def stage(self):
         """Returns how far it has come, an int, 0 at first; None if it does not answer."""
@@ -121,6 +124,26 @@ class Worker:
     def show(self, stage):
         """Has this worker show how far it has come, an int."""
         self.link.run(self._show, {self._new: stage})
+
+    def told(self, keys):
+        """Returns numbers by a list of keys, a list of ints, each 0 at first; None as `stage`."""
+        numbers = self.link.run(self._read, {self._keys: keys})
+        return None if numbers is None else numbers.tolist()
+
+    def tell(self, numbers):
+        """Has this worker show numbers, a dict of ints by keys."""
+        keys, values = zip(*numbers.items())
+        self.link.run(self._write, {self._keys: keys, self._numbers: values})
+
+
+class Worker(Board):
+    """One worker: what it shows of itself, and its variables."""
+
+    def __init__(self, index, target, variables):
+        """Takes its index, the target of sessions on it, and `tf.Variable`s of this worker."""
+        super().__init__(index, target)
+        with self._graph.as_default():
+            self._values = {variable.op.name: read(variable, index) for variable in variables}
 
     def values(self, variables):
         """Returns its values of some variables, a list of arrays; None if it does not answer."""

@@ -83,58 +83,55 @@ def keep(variables, before, worker, values=None):
             for variable, value in zip(before, values)])
 
 
-class Pairs:
-    """The exchanges that one worker starts, each with a neighbour that is drawn at random.
+class Partners:
+    """With whom one worker can exchange: the base class of both implementations."""
 
-    Attributes:
-      ops: dict of ops by worker: an exchange with it; for this worker, to keep its replica.
-    """
-
-    def __init__(self, workers, me, partners, variables, before, seed, answer_secs):
-        """Makes an op for each partner, in a graph of its own: each has a session of its own.
+    def __init__(self, workers, me, partners, seed):
+        """Takes the workers.
 
         Args:
           workers: dict by index of `others.Worker`, of this worker and its partners.
           me: int, this worker.
           partners: list of ints.
-          variables: see `exchange`.
-          before: see `exchange`.
           seed: int; with `me` it determines who is drawn.
-          answer_secs: float, how long an exchange may take.
         """
-        self._workers, self._me = workers, me
+        self._workers, self._me, self._partners = workers, me, partners
         self._draw = topology.Draw(seed, me)
-        self.ops, self._links = {}, {}
         self._there, self._lost, self._closed = set(), set(), threading.Event()
-        for worker in [me, *partners]:
-            with tf.Graph().as_default() as graph:
-                self.ops[worker] = (
-                    keep(variables, before, me) if worker == me else
-                    exchange(variables, before, me, worker))
-            self._links[worker] = others.Link(worker, workers[worker].target, graph,
-                                              sorted({me, worker}), answer_secs)
-        self._partners = partners
 
     def begin(self):
         """Looks for the partners once, and from then on in a thread, for those that are lost."""
         self._look()
         threading.Thread(target=self._keep_looking, daemon=True).start()
 
-    def exchange(self):
-        """Exchanges with one of the partners that answer; alone, only keeps the replica."""
+    def with_one(self, exchange_with):
+        """Exchanges with a partner that answers, drawn at random.
+
+        Args:
+          exchange_with: function of a partner, whose result is false if it does not answer.
+
+        Returns:
+          That result; None if no partner answers.
+        """
         there = sorted(self._there)
         while there:
             partner = self._draw(there)
-            if self.exchange_with(partner):
-                return
+            result = exchange_with(partner)
+            if result:
+                return result
             there.remove(partner)
             self._there.discard(partner)
-            self._say_lost(partner, self._links[partner].silence)
-        self.exchange_with(self._me)
+            self._say_lost(partner, self.silence(partner))
+        return None
 
-    def exchange_with(self, partner):
-        """Exchanges with one partner, or with `me` only keeps; returns whether it has answered."""
-        return self._links[partner].run([self.ops[partner]]) is not None
+    def silence(self, partner):
+        """Returns why a partner does not answer, a string."""
+        return self._workers[partner].link.silence
+
+    def reach(self, partner):
+        """Is called when a partner is there again; returns whether it can be exchanged with."""
+        del partner
+        return True
 
     def _keep_looking(self):
         while not self._closed.wait(_LOOK_EVERY_SECS):
@@ -143,11 +140,11 @@ class Pairs:
     def _look(self):
         """Looks for partners that are not there; one that starts anew has to have its values."""
         for partner in set(self._partners) - self._there:
-            worker = self._workers[partner]
-            stage = worker.stage()
-            if stage is None:
-                self._say_lost(partner, worker.link.silence)
-            elif others.BEGUN <= stage < others.CLOSED:
+            stage = self._workers[partner].stage()
+            begun = stage is not None and others.BEGUN <= stage < others.CLOSED
+            if stage is None or begun and not self.reach(partner):
+                self._say_lost(partner, self.silence(partner))
+            elif begun:
                 self._there.add(partner)
                 if partner in self._lost:
                     self._lost.discard(partner)
@@ -160,7 +157,54 @@ class Pairs:
                         'worker goes on without it')
 
     def close(self):
-        """Closes its sessions."""
+        """Ends the exchanges that this worker starts."""
         self._closed.set()
+
+
+class Pairs(Partners):
+    """Exchanges through TensorFlow's servers, of which one worker starts each before its step.
+
+    Attributes:
+      ops: dict of ops by worker: an exchange with it; for this worker, to keep its replica.
+    """
+
+    def __init__(self, workers, me, partners, variables, before, seed, answer_secs):
+        """Makes an op for each partner, in a graph of its own: each has a session of its own.
+
+        Args:
+          workers: see `Partners`.
+          me: see `Partners`.
+          partners: see `Partners`.
+          variables: see `exchange`.
+          before: see `exchange`.
+          seed: see `Partners`.
+          answer_secs: float, how long an exchange may take.
+        """
+        super().__init__(workers, me, partners, seed)
+        self.ops, self._links = {}, {}
+        for worker in [me, *partners]:
+            with tf.Graph().as_default() as graph:
+                self.ops[worker] = (
+                    keep(variables, before, me) if worker == me else
+                    exchange(variables, before, me, worker))
+            self._links[worker] = others.Link(worker, workers[worker].target, graph,
+                                              sorted({me, worker}), answer_secs)
+
+    def exchange(self):
+        """Exchanges with one of the partners that answer; alone, only keeps the replica."""
+        if not self.with_one(self.exchange_with):
+            self.exchange_with(self._me)
+
+    def exchange_with(self, partner):
+        """Exchanges with one partner, or with `me` only keeps; returns whether it has answered."""
+        return self._links[partner].run([self.ops[partner]]) is not None
+
+    def silence(self, partner):
+        """See `Partners`."""
+        return self._links[partner].silence or super().silence(partner)
+
+    def close(self):
+        """See `Partners`; closes its sessions."""
+        super().close()
         for link in self._links.values():
             link.close()

@@ -10,17 +10,26 @@ from tfdist.start.quiet import tf
 import others
 
 LOST_AFTER_SECS, _WORD_EVERY_SECS, _LOOK_EVERY_SECS = 10, 10, 0.1
-_AGAIN = 'Start all workers again: with --model_dir they go on from the last checkpoint.'
+AGAIN = 'Start all workers again: with --model_dir they go on from the last checkpoint.'
 
 
 @contextlib.contextmanager
-def failures(name):
-    """Ends this process, of a worker `name`, when the runtime has lost a neighbour."""
+def failures(name, by_sockets=None):
+    """Ends this process when a neighbour is lost.
+
+    Args:
+      name: string, the worker of this process.
+      by_sockets: object that has an attribute `lost`, see `swaps.Swaps`; or None.
+    """
     try:
         yield
     except (tf.errors.UnavailableError, tf.errors.AbortedError,
             tf.errors.CancelledError) as error:
-        console.give_up(f'{name}: lost a neighbour ({console.reason(error.message)}). {_AGAIN}')
+        console.give_up(f'{name}: lost a neighbour ({console.reason(error.message)}). {AGAIN}')
+    except (tf.errors.OpError, RuntimeError):
+        if by_sockets and by_sockets.lost:
+            console.give_up(f'{name}: lost a neighbour ({by_sockets.lost}). {AGAIN}')
+        raise
 
 
 class Together(tf.train.SessionRunHook):
@@ -53,7 +62,7 @@ class Together(tf.train.SessionRunHook):
         self._take_over = tf.group(*[variable.assign(value, read_value=False) for variable, value
                                      in zip(self._variables, self._given)])
         self._begin_batches = tf.tables_initializer()
-        self._silent_since = {}
+        self._silences = Silences()
 
     def _others(self):
         return [worker for index, worker in sorted(self._workers.items()) if index != self._me]
@@ -75,7 +84,7 @@ class Together(tf.train.SessionRunHook):
 
     def _source(self):
         """Returns whose values to take, an `others.Worker`, and its values; None: the own ones."""
-        waiting = _Waiting(self._name)
+        waiting = Waiting(self._name)
         while True:
             for worker in self._others():
                 stage = worker.stage()
@@ -92,7 +101,7 @@ class Together(tf.train.SessionRunHook):
 
     def _wait_for(self, worker, stage, what):
         """Waits until a worker has come so far; returns whether it has: or it is gone."""
-        waiting = _Waiting(self._name)
+        waiting = Waiting(self._name)
         while True:
             now = worker.stage()
             if now and now >= stage:
@@ -103,13 +112,8 @@ class Together(tf.train.SessionRunHook):
 
     def _is_gone(self, worker, stage):
         """Returns whether a worker, which shows `stage` or does not answer, is gone."""
-        if stage is not None:
-            self._silent_since.pop(worker.index, None)
-            return False
-        since = self._silent_since.setdefault(worker.index, awake_clock.seconds())
-        # Without worker 0 nobody tests and saves: it may be on its way back.
-        secs = LOST_AFTER_SECS if worker.index else training_flags.FLAGS.patience_secs
-        return self._others_go_on and awake_clock.seconds() - since > secs
+        return (self._silences.are_too_long(worker.index, stage is None)
+                and self._others_go_on)
 
     def session_options(self, saver):
         """Returns what a `tf.train.MonitoredTrainingSession` gets, a dict.
@@ -150,7 +154,7 @@ class Together(tf.train.SessionRunHook):
             time.sleep(_LOOK_EVERY_SECS)
 
 
-class _Waiting:
+class Waiting:
     """A wait, of which a word is said now and then."""
 
     def __init__(self, name):
@@ -163,8 +167,25 @@ class _Waiting:
         now = awake_clock.seconds()
         if limit and now - self._began > training_flags.FLAGS.patience_secs:
             console.give_up(f'{self._name}: {what}. Gave up after '
-                            f'{training_flags.FLAGS.patience_secs:g} s. {_AGAIN}')
+                            f'{training_flags.FLAGS.patience_secs:g} s. {AGAIN}')
         if now - self._told > _WORD_EVERY_SECS:
             self._told = now
             console.say(self._name, f'{what} after {now - self._began:.0f} s; waiting')
         time.sleep(_LOOK_EVERY_SECS)
+
+
+class Silences:
+    """For how long workers have not answered."""
+
+    def __init__(self):
+        self._since = {}
+
+    def are_too_long(self, worker, silent):
+        """Returns whether a worker, which is or is not `silent` now, is gone."""
+        if not silent:
+            self._since.pop(worker, None)
+            return False
+        since = self._since.setdefault(worker, awake_clock.seconds())
+        # Without worker 0 nobody tests and saves: it may be on its way back.
+        secs = LOST_AFTER_SECS if worker else training_flags.FLAGS.patience_secs
+        return awake_clock.seconds() - since > secs

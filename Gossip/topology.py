@@ -13,9 +13,18 @@ def neighbours_of(worker, num_workers):
     return sorted({(worker - 1) % num_workers, (worker + 1) % num_workers} - {worker})
 
 
+def roles_of(roles, num_workers):
+    """Returns who starts exchanges, 'any' or 'bipartite'; `roles` may be None, for the default.
+
+    Two workers that exchange at the same moment swap their replicas, and drift apart. So in a ring
+    of an even number of workers it is every other one.
+    """
+    return roles or ('any' if num_workers % 2 else 'bipartite')
+
+
 def partners_of(worker, num_workers, roles):
     """Returns those neighbours with which a worker starts exchanges; none if it is passive."""
-    if roles == 'bipartite' and worker % 2:
+    if roles_of(roles, num_workers) == 'bipartite' and worker % 2:
         return []
     return neighbours_of(worker, num_workers)
 

@@ -38,10 +38,13 @@ from tfdist.start import console
 from tfdist.training import evaluation, report, sessions, training_flags
 from tfdist.start.quiet import tf
 import mean
+import meeting
 import others
 import pairs
 import together
+import swaps
 import topology
+import visits
 
 model = model_file.load()
 FLAGS = flags.FLAGS
@@ -50,23 +53,38 @@ training_flags.define(model, train_steps=1500, learning_rate=0.1,
 flags.DEFINE_enum('algorithm', 'ad-psgd', ['ad-psgd', 'd-psgd'],
                   'ad-psgd: pairs of workers, at any time; d-psgd: all workers together, each with '
                   'all of its neighbours')
-flags.DEFINE_enum('roles', 'any', ['any', 'bipartite'],
-                  'who starts exchanges in ad-psgd; bipartite: only workers 0, 2, 4, ...')
+flags.DEFINE_enum('roles', None, ['any', 'bipartite'],
+                  'who starts exchanges in ad-psgd; bipartite: only workers 0, 2, 4, ..., which is '
+                  'the default for an even number of workers; otherwise any')
+flags.DEFINE_enum('implementation', 'sockets', ['sockets', 'servers'],
+                  "how replicas travel; sockets: past TensorFlow's servers, where all workers can "
+                  'reach each other so; servers: through these')
+flags.DEFINE_integer('sockets_port', 0, 'with --implementation=sockets worker i listens on this '
+                     'port plus i; 0: on any that is free', lower_bound=0, upper_bound=65535)
 flags.DEFINE_float('exchange_secs', 10, 'after how long a neighbour that does not answer in an '
                    'exchange of ad-psgd is left out', lower_bound=1)
 
 
 class Scheme(seam.Seam):
-    """A step of D-PSGD; or of AD-PSGD after its exchange, for which see `pairs.Pairs`.
+    """A step of D-PSGD, or of AD-PSGD.
+
+    Past TensorFlow's servers the replicas of others come during the step, while it computes the
+    gradient: see `swaps` and `visits`. Through these an exchange of AD-PSGD comes before the step:
+    see `pairs.Pairs`.
 
     Attributes:
-      before: list of `tf.Variable` of this worker, its replica before the exchange of this step;
-        empty if it starts none.
+      before: list of `tf.Variable` of this worker, its replica before the exchange that came before
+        this step; empty if none comes before it.
     """
 
     tables_stay_on_ps = False  # a replica is whole
     not_recorded = 'there is no center that is pulled and pushed'
     not_compared = 'there is no center, only a mean of replicas that no worker has'
+
+    def __init__(self, network, global_step, hparams, task_index, num_workers, by_sockets=None):
+        """See `seam.Seam`; takes a `swaps.Swaps`, or a `visits.Visits`, or None."""
+        self._by_sockets = by_sockets
+        super().__init__(network, global_step, hparams, task_index, num_workers)
 
     def local_steps_per_count(self, hparams):
         return self.num_workers
@@ -74,19 +92,25 @@ class Scheme(seam.Seam):
     def make(self, network, global_step, hparams, task_index, num_workers):
         variables = network.variables
         optimizer = network.optimizer(hparams.learning_rate)
-        alone = hparams.algorithm == 'd-psgd' or not topology.partners_of(
+        is_asynchronous = hparams.algorithm == 'ad-psgd'
+        self.asks_for_sums = hparams.implementation == 'servers'
+        before = is_asynchronous and not self._by_sockets and topology.partners_of(
             task_index, num_workers, hparams.roles)
-        self.before = [] if alone else [
-            exchange.own_variable(variable.read_value(), f'before/{variable.op.name}')
-            for variable in variables]
+        self.before = [exchange.own_variable(variable.read_value(), f'before/{variable.op.name}')
+                       for variable in variables if before]
         x = [variable.read_value() for variable in self.before or variables]
+        if is_asynchronous and self._by_sockets:
+            x = self._by_sockets.visited(variables, x)
         self.pull = [global_step.read_value()] + x
         self.pushed, self.computed = network.gradients_at(x)
         self.own = self.before
         mixed = []
-        if hparams.algorithm == 'd-psgd':
+        if not is_asynchronous:
             neighbours = topology.neighbours_of(task_index, num_workers)
             mixed = [exchange.assign(variables, self.mix(x, task_index, neighbours))]
+        elif self._by_sockets:
+            mixed = [variable.assign_sub(half, read_value=False)
+                     for variable, half in zip(variables, self._by_sockets.halves(x))]
         with tf.control_dependencies(mixed):
             applied = optimizer.apply_gradients(zip(self.pushed, variables))
         with tf.control_dependencies([applied]):
@@ -104,10 +128,12 @@ class Scheme(seam.Seam):
         """
         if not neighbours:
             return x
+        if self._by_sockets:
+            return self._by_sockets.means(x)
         sends, parts = self.swap(x, task_index, neighbours)
         parts[task_index] = x
         with tf.control_dependencies(sends):
-            return [functools.reduce(tf.add, values) / len(parts)  # add_n may change the order
+            return [functools.reduce(tf.add, values) * (1 / len(parts))  # add_n may reorder
                     for values in zip(*[parts[each] for each in sorted(parts)])]
 
     def swap(self, x, task_index, neighbours):
@@ -146,9 +172,40 @@ def server_of(cluster_spec, task_index, neighbours):
     # Distributed: a session waits for all tasks that it sees. With D-PSGD it has to see the
     # neighbours, and worker 0; with AD-PSGD only this worker: each exchange has its own.
     seen = sorted({0, task_index, *neighbours}) if FLAGS.algorithm == 'd-psgd' else [task_index]
-    config = servers.config(device_filters=list(map(others.device_of, seen)))
+    # An exchange over sockets waits in a thread; others ask this server meanwhile how far it is.
+    config = servers.config(waiting_ops=int(FLAGS.implementation == 'sockets'),
+                            device_filters=list(map(others.device_of, seen)))
     # Distributed: workers reach each other through their servers.
     return tf.train.Server(cluster_spec, 'worker', task_index, config=config), config
+
+
+def past_servers(resolver, server, neighbours, workers):
+    """Connects with other workers past TensorFlow's servers.
+
+    Args:
+      resolver: cluster resolver.
+      server: `tf.train.Server` of this worker.
+      neighbours: list of ints.
+      workers: dict of `others.Worker` by index, which need not be there yet.
+
+    Returns:
+      `swaps.Swaps` or `visits.Visits`; or None if all goes through the servers.
+    """
+    if FLAGS.implementation == 'servers' or not neighbours:
+        return None
+    me, number = resolver.task_id, resolver.cluster_spec().num_tasks('worker')
+    partners = topology.partners_of(me, number, FLAGS.roles)
+    is_synchronous = FLAGS.algorithm == 'd-psgd'
+    # Distributed: one of two neighbours connects, and for AD-PSGD who starts exchanges.
+    reaches = [each for each in neighbours if each > me] if is_synchronous else partners
+    met = meeting.meet(resolver, server, reaches, not is_synchronous,
+                       FLAGS.sockets_port and FLAGS.sockets_port + me)
+    if not met:
+        return None
+    if is_synchronous:
+        return swaps.Swaps(me, met.connections(neighbours))
+    is_visited = any(me in topology.partners_of(each, number, FLAGS.roles) for each in neighbours)
+    return visits.Visits(workers, me, partners, FLAGS.seed, FLAGS.exchange_secs, met, is_visited)
 
 
 def train_among_neighbours(_):
@@ -160,6 +217,8 @@ def train_among_neighbours(_):
     is_first, is_synchronous = task_index == 0, FLAGS.algorithm == 'd-psgd'
     neighbours = topology.neighbours_of(task_index, num_workers)
     server, config = server_of(cluster_spec, task_index, neighbours)
+    watching, workers = watch(resolver), {}
+    by_sockets = past_servers(resolver, server, neighbours, workers)
 
     tf.set_random_seed(FLAGS.seed)
     with tf.device(others.device_of(task_index)):
@@ -170,10 +229,9 @@ def train_among_neighbours(_):
                                       num_workers, FLAGS.seed)
         network = building.Network(model, batches, training_flags.straggler_delay(task_index),
                                    Scheme.tables_stay_on_ps)
-        workers = {}
         of_all = mean.Mean(network, workers) if is_first else None
         test = mean.Test(model, network, of_all) if is_first else None
-        scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
+        scheme = Scheme(network, global_step, FLAGS, task_index, num_workers, by_sockets)
         saver = mean.Saver('worker 0', of_all) if is_first else None
         for index, address in enumerate(cluster_spec.job_tasks('worker')):
             target = server.target if index == task_index else f'grpc://{address}'
@@ -181,15 +239,16 @@ def train_among_neighbours(_):
         exchanges = scheme.before and pairs.Pairs(
             workers, task_index, topology.partners_of(task_index, num_workers, FLAGS.roles),
             network.variables, scheme.before, FLAGS.seed, FLAGS.exchange_secs)
-        watching = watch(resolver)
+        if by_sockets and not is_synchronous:
+            exchanges = by_sockets
         # Distributed: all begin with the values of one worker, and end together.
         ends = together.Together(workers, task_index, neighbours, watching, not is_synchronous)
 
     trainer = sessions.Trainer.of(
-        scheme, test, wait=exchanges.exchange if exchanges else None,
+        scheme, test, wait=exchanges.exchange if scheme.before else None,
         stop_device=others.device_of(0) if is_synchronous else None)
     own = ends.session_options(saver)
-    failures = functools.partial(together.failures, f'worker {task_index}')
+    failures = functools.partial(together.failures, f'worker {task_index}', by_sockets)
     with tf.train.MonitoredTrainingSession(
             server.target, is_chief=True, config=config, save_summaries_steps=None,
             save_summaries_secs=None, log_step_count_steps=None,
@@ -213,7 +272,7 @@ def train_among_neighbours(_):
 def check(num_workers):
     """Ends the program if the flags do not go together."""
     topology.check(FLAGS.roles, num_workers)
-    if FLAGS.roles != 'any' and FLAGS.algorithm != 'ad-psgd':
+    if FLAGS.roles and FLAGS.algorithm != 'ad-psgd':
         sys.exit('--roles is for --algorithm=ad-psgd: in d-psgd all workers do the same.')
     if FLAGS.stop_after_evals_without_gain:
         sys.exit('--stop_after_evals_without_gain: here each worker counts its own steps, and they '

@@ -17,12 +17,11 @@ import threading
 import time
 
 import numpy as np
-from tfdist.cluster import patience
-from tfdist.scheme import transfer
+from tfdist.cluster import connections, patience
+from tfdist.scheme import addition, transfer
 from tfdist.start import console
 from tfdist.training import traffic
 from tfdist.start.quiet import tf
-import addition
 import neighbours
 import ring
 
@@ -123,7 +122,7 @@ class Exchange:
     def _noting_who_is_lost(self):
         try:
             yield
-        except neighbours.LostError as error:
+        except connections.LostError as error:
             self.lost = str(error)  # TensorFlow tells whoever runs this step only that it failed
             raise
 
@@ -131,7 +130,7 @@ class Exchange:
         """Sums an [n] array over all workers; `number`, an int, tells the vectors of a step apart.
 
         Raises:
-          neighbours.LostError: if one is gone.
+          connections.LostError: if one is gone.
         """
         total = self._result(len(vector), vector.dtype, number)
         ends = np.cumsum([0] + self._sizes(len(vector)))
@@ -145,7 +144,7 @@ class Exchange:
         """Returns the [n] arrays of all workers, one after the other, as one array.
 
         Raises:
-          neighbours.LostError: if one is gone.
+          connections.LostError: if one is gone.
         """
         whole = self._result(self._size * len(vector), vector.dtype)
         rows = np.split(whole, self._size)
@@ -168,7 +167,7 @@ class Exchange:
         """Returns when all workers have called this: a sum needs everybody.
 
         Raises:
-          neighbours.LostError: if one is gone.
+          connections.LostError: if one is gone.
         """
         if self._size > 1:
             self._finish(np.ones(self._size, np.float32))
@@ -238,14 +237,14 @@ class _Sum(threading.Thread):
             for each in self._before:
                 each.result()
             self._total = self._sum()
-        except neighbours.LostError as error:
+        except connections.LostError as error:
             self._error = error
 
     def result(self):
         """Waits for the sum, and returns it.
 
         Raises:
-          neighbours.LostError: if a neighbour is gone.
+          connections.LostError: if a neighbour is gone.
         """
         self.join()
         if self._error:
@@ -278,19 +277,19 @@ def meet(place, resolver, server, config, port=0, limit_secs=float('inf')):
     if len(place.workers) == 1:
         return exchange
     try:
-        listening = neighbours.listen(port)
+        listening = connections.listen(port)
     except OSError as error:
         sys.exit(f'{name} cannot listen on port {port} ({error.strerror}): give another '
                  '--sockets_port.')
     with patience.PATIENCE.during('the workers have not met'), tf.Graph().as_default(), listening:
         meeting = _Meeting(place, resolver, limit_secs)
         with tf.Session(server.target, config=config) as session:
-            reached, connections = meeting.connect(session, listening)
+            reached, made = meeting.connect(session, listening)
             why = meeting.agree(session, reached)
     if not why:
-        exchange.connect(*connections)
+        exchange.connect(*made)
         return exchange
-    for each in connections:
+    for each in made:
         each.close()
     if not place.index:
         console.say(name, f"{why}, so the sums go through TensorFlow's servers, which is slower. "
@@ -336,29 +335,29 @@ class _Meeting:
           Why not, a string, empty if it is connected; and the connections, a list of
           `socket.socket`: to the next worker, and from the one before.
         """
-        token, connections = secrets.token_bytes(2 * neighbours.HALF), []
+        token, made = secrets.token_bytes(2 * connections.HALF), []
         session.run(self._say_where, {self._text: [str(listening.getsockname()[1]), token]},
                     self._limit)
         port, its_token = self._hear(session, self._hear_where)
         reached = ''
         try:
             before = socket.create_connection((self._host, int(port)), ring.LOST_AFTER_SECS)
-            connections.append(before)
-            before.sendall(its_token[:neighbours.HALF])
+            made.append(before)
+            before.sendall(its_token[:connections.HALF])
         except OSError as error:
             reached = self._not_reached(port, error)
         session.run(self._say_came, {self._text: [reached]}, self._limit)
         if not self._hear(session, self._hear_came)[0]:
             with contextlib.suppress(OSError):  # the next one says it, as it gets no answer
-                connections.insert(0, neighbours.accept(listening, token, ring.LOST_AFTER_SECS))
+                made.insert(0, connections.accept(listening, token, ring.LOST_AFTER_SECS))
         if not reached:
             try:
-                if not hmac.compare_digest(before.recv(neighbours.HALF, socket.MSG_WAITALL),
-                                           its_token[neighbours.HALF:]):
+                if not hmac.compare_digest(before.recv(connections.HALF, socket.MSG_WAITALL),
+                                           its_token[connections.HALF:]):
                     raise OSError('it is not that worker who answers')
             except OSError as error:
                 reached = self._not_reached(port, error)
-        return reached, connections
+        return reached, made
 
     def _hear(self, session, op):
         """Waits for what another worker says, and returns it.

@@ -1,9 +1,13 @@
 """Lives of workers that average their replicas with those of their neighbours, as in Gossip.
 
-An exchange takes the messages that it takes through TensorFlow's servers. In AD-PSGD the partner's
-server is asked to run it; it asks for the replica, and gets it; sends the half; hears that this was
-subtracted; and answers. In D-PSGD each neighbour's server hears of the step, asks for the replica,
-gets it into its queue, and says so.
+An exchange takes the messages that it takes in the folder. Over sockets, in AD-PSGD a replica
+travels to the partner, and the half back; in D-PSGD a replica to each neighbour. Meanwhile a worker
+computes.
+
+Through TensorFlow's servers, in AD-PSGD the partner's server is asked to run it before the
+step; it asks for the replica, and gets it; sends the half; hears that this was subtracted; and
+answers. In D-PSGD each neighbour's server hears of the step, asks for the replica, gets it into its
+queue, and says so.
 """
 
 import collections
@@ -50,16 +54,23 @@ class _Neighbours(lives.Life):
                           'a local step')
 
 
-class InPairs(_Neighbours):
-    """A worker of AD-PSGD: it exchanges with a neighbour, makes a step, and waits for nobody else.
+def kind_of(scheme, hparams):
+    """Returns the class of a worker's life, by a folder's scheme and its hyperparameters."""
+    if hparams.algorithm == 'd-psgd':
+        return InStep
+    return InPairs if scheme.asks_for_sums else Visiting
+
+
+class Visiting(_Neighbours):
+    """A worker of AD-PSGD: it exchanges with a neighbour while it computes, and waits for no other.
 
     A neighbour that has died is left out at once, and taken in again when it has its values.
     """
 
-    stages = 5  # it asks; its replica is read; half is added; and subtracted; it computes
+    stages = 2  # half is added; it computes
 
     def of(self, worker):
-        topology, player, clock = self._player.topology, self._player, self._clock
+        topology, player = self._player.topology, self._player
         self._leaving.discard(worker)
         yield from self._begin(worker)
         partners = topology.partners_of(worker, self._cluster.workers, player.hparams.roles)
@@ -67,10 +78,7 @@ class InPairs(_Neighbours):
         try:
             yield from self._after_all_that_begin_now()
             while worker not in self._leaving:
-                seen = yield from self._exchange(worker, partners, draw)
-                began, one = clock.now, player.compute(worker, seen)
-                yield self._when_stepped(worker)
-                self._record.phase(worker, 'computes', began, clock.now)
+                one = yield from self._meet_and_compute(worker, partners, draw)
                 self._step(worker, one)
         finally:  # also if it is killed
             del self._there[worker]
@@ -98,6 +106,21 @@ class InPairs(_Neighbours):
 
         self._clock.start(fire())
         yield begun
+
+    def _meet_and_compute(self, worker, partners, draw):
+        """A process: a worker exchanges and computes a step; see `_exchange`.
+
+        Returns:
+          `gathering.Computation` of the step.
+        """
+        began, seen = self._clock.now, self._player.look(worker)
+        one, stepped = self._player.compute(worker, seen), self._when_stepped(worker)
+        yield from self._exchange(worker, partners, draw)
+        self._record.phase(worker, 'computes', began, stepped)
+        if stepped > self._clock.now:
+            yield stepped
+        self._record.phase(worker, 'pulls', stepped, self._clock.now)
+        return one
 
     def _exchange(self, worker, partners, draw):
         """A process: a worker exchanges with a partner that answers, if there is one.
@@ -132,6 +155,35 @@ class InPairs(_Neighbours):
         Returns:
           As `_exchange`; None if the partner is lost before its replica has changed.
         """
+        player, travels = self._player, self.travels
+        if not life:
+            return None
+        seen = player.look(worker)
+        replica = player.replica(seen)
+        sizes = [value.nbytes for value in replica]
+        yield from travels.to(worker, partner, sizes)
+        if self._there.get(partner) is not life:
+            return None
+        yield self.processors.stage()
+        halves = player.add_half(partner, replica)
+        yield from travels.to(partner, worker, sizes)
+        player.subtract(worker, halves)
+        return seen
+
+
+class InPairs(Visiting):
+    """A worker of AD-PSGD that exchanges through the servers, and then computes."""
+
+    stages = 5  # it asks; its replica is read; half is added; and subtracted; it computes
+
+    def _meet_and_compute(self, worker, partners, draw):
+        seen = yield from self._exchange(worker, partners, draw)
+        began, one = self._clock.now, self._player.compute(worker, seen)
+        yield self._when_stepped(worker)
+        self._record.phase(worker, 'computes', began, self._clock.now)
+        return one
+
+    def _meet(self, worker, partner, life):
         player, travels, stage, began = (self._player, self.travels, self.processors.stage,
                                          self._clock.now)
         yield stage()
@@ -205,20 +257,23 @@ class InStep(_Neighbours):
         self._step(worker, one, [mixed[each] for each in sorted(mixed)])
 
     def _send(self, worker, other, replica):
-        """A process: a replica travels into the queue of a neighbour.
+        """A process: a replica travels to a neighbour, through the servers into its queue.
 
         The queue is never full: a worker that is a step ahead has what the neighbour has sent in
         its last one, and so the neighbour has begun that, and taken what was in the queue.
         """
-        travels = self.travels
-        yield travels.latency(worker, other)
-        yield travels.latency(worker, other)
+        travels, asks = self.travels, self._player.scheme.asks_for_sums
+        if not asks:  # it has sent when the system has it
+            self._sending[worker] -= 1
+        for _ in range(2 * asks):
+            yield travels.latency(worker, other)
         yield from travels.to(worker, other, [value.nbytes for value in replica])
         self._inbox[other][worker].append(replica)
         self._news[other].fire()
-        yield travels.latency(worker, other)
-        self._sending[worker] -= 1
-        self._news[worker].fire()
+        if asks:
+            yield travels.latency(worker, other)
+            self._sending[worker] -= 1
+            self._news[worker].fire()
 
     def lose(self, worker):
         sys.exit(f'Worker {worker} is lost at {self._clock.now:.3g} s: with --algorithm=d-psgd '

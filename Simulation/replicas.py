@@ -139,8 +139,7 @@ class Replicas:
         self.hparams, self.topology, self._words = hparams, program.topology, program.mean.words
         self.parameters = transfer.size_of(network.variables)
         self.there, self.say = (), lambda words: None
-        self.source.life = (neighbours.InStep if hparams.algorithm == 'd-psgd' else
-                            neighbours.InPairs)
+        self.source.life = neighbours.kind_of(self.scheme, hparams)
         self._ask = getattr(self.source, 'ask', self.source.next)
         self._draw = getattr(self.source, 'draw', lambda asked: asked)
         self._make_parts()

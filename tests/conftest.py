@@ -90,7 +90,8 @@ class Cluster:
     def __init__(self, num_ps=2, num_workers=5):
         hosts = [f'localhost:{port}' for port in ports.free_ports(num_ps + num_workers)]
         self.spec = tf.train.ClusterSpec({'ps': hosts[:num_ps], 'worker': hosts[num_ps:]})
-        config = tf.ConfigProto(inter_op_parallelism_threads=2, intra_op_parallelism_threads=1,
+        # Exchanges past the servers wait in threads, those of all workers in this one process.
+        config = tf.ConfigProto(inter_op_parallelism_threads=8, intra_op_parallelism_threads=1,
                                 experimental=tf.ConfigProto.Experimental(
                                     collective_group_leader='/job:worker/replica:0/task:0'))
         self.servers = {(job, i): tf.train.Server(self.spec, job, i, config=config)
@@ -126,7 +127,7 @@ class ToyWorker:
     """
 
     def __init__(self, cluster, folder, task_index, container, start, m, num_ps, num_workers,
-                 loss_scale, its_recipe, hparams):
+                 loss_scale, its_recipe, hparams, more=()):
         self.program = load_program(folder)
         hosts = cluster.spec.as_dict()
         some_ps = tf.train.ClusterSpec({'ps': hosts['ps'][:num_ps], 'worker': hosts['worker']})
@@ -153,7 +154,7 @@ class ToyWorker:
             self.hparams = types.SimpleNamespace(**hparams)
             self.scheme = self.program.Scheme(
                 Problem(loss_at, self.variables, its_recipe), global_step, self.hparams,
-                task_index, num_workers)
+                task_index, num_workers, *more)
             self.global_step = global_step
             self._init = tf.global_variables_initializer()
             self._init_local = tf.local_variables_initializer()
@@ -244,17 +245,19 @@ def toy(cluster, request):
       num_ps: over how many parameter servers they are spread.
       loss_scale: factor of every loss.
       its_recipe: `recipe.Recipe`, or None.
+      more: list of tuples by worker, further arguments of the scheme; or None.
       hparams: the scheme's hyperparameters.
     """
     workers = []
 
-    def make(folder, ms=(0, 0), start=(8.,), num_ps=1, loss_scale=1, its_recipe=None, **hparams):
+    def make(folder, ms=(0, 0), start=(8.,), num_ps=1, loss_scale=1, its_recipe=None, more=None,
+             **hparams):
         container = re.sub(r'[^A-Za-z0-9]', '.', f'{request.node.name}-{len(workers)}')
         hparams.setdefault('learning_rate', 0.5)
         # Servers never forget which members and shapes a collective had.
         servers = Cluster(1, len(ms)) if hparams.get('implementation') == 'collective' else cluster
         made = [ToyWorker(servers, folder, i, container, start, m, num_ps, len(ms), loss_scale,
-                          its_recipe, hparams)
+                          its_recipe, hparams, more[i] if more else ())
                 for i, m in enumerate(ms)]
         for i, worker in enumerate(made):
             worker.initialize(center=i == 0)

@@ -5,10 +5,15 @@ rate 1/2. In D-PSGD each worker's step needs the others', so each runs in a thre
 """
 
 import concurrent.futures
+import contextlib
+import functools
 import re
 import signal
+import socket
 import sys
+import threading
 import time
+import types
 
 from absl import flags
 import numpy as np
@@ -29,8 +34,11 @@ def at_once(functions):
         return [future.result(60) for future in [pool.submit(f) for f in functions]]
 
 
+SERVERS = dict(roles='any', implementation='servers')
+
+
 class Gossip:
-    """Workers of the scheme on real servers, ready to exchange; each has x, one variable."""
+    """Workers of AD-PSGD on real servers, which exchange through them; each has x, one variable."""
 
     def __init__(self, cluster, made, seed):
         self.made, self.program = made, made[0].program
@@ -83,7 +91,7 @@ def gossip(cluster, toy):
     flags.FLAGS.mark_as_parsed()
 
     def make(ms, seed=1, **changes):
-        hparams = dict(dict(algorithm='ad-psgd', roles='any'), **changes)
+        hparams = dict(SERVERS, algorithm='ad-psgd', **changes)
         found.append(Gossip(cluster, toy('Gossip', ms, **hparams), seed))
         return found[-1]
 
@@ -93,10 +101,37 @@ def gossip(cluster, toy):
 
 
 @pytest.fixture
-def synchronous(toy):
+def connected():
+    """A function that connects each of so many workers with its neighbours.
+
+    It returns, for each, a dict of connections by neighbour.
+    """
+    def connect(num_workers):
+        topology = load_program('Gossip', 'topology')
+        found = [{} for _ in range(num_workers)]
+        for i in range(num_workers):
+            for j in topology.neighbours_of(i, num_workers):
+                if i < j:
+                    found[i][j], found[j][i] = socket.socketpair()
+        made.extend(found)
+        return found
+
+    made = []
+    yield connect
+    for each in made:
+        for connection in each.values():
+            connection.close()
+
+
+@pytest.fixture(params=['servers', 'sockets'])
+def synchronous(toy, connected, request):
     """A function that makes workers of D-PSGD, and returns a function that has all take a step."""
-    def make(ms, **changes):
-        made = toy('Gossip', ms, algorithm='d-psgd', roles='any', **changes)
+    def make(ms, implementation=request.param, **changes):
+        program = load_program('Gossip', 'swaps')
+        more = [(program.Swaps(i, each) if each else None,)
+                for i, each in enumerate(connected(len(ms)))]
+        made = toy('Gossip', ms, algorithm='d-psgd', roles='any', implementation=implementation,
+                   more=more if implementation == 'sockets' else None, **changes)
 
         def step():
             at_once([each.step for each in made])
@@ -104,6 +139,76 @@ def synchronous(toy):
 
         return made, step
     return make
+
+
+class Visiting:
+    """Workers of AD-PSGD on real servers, who visit each other over sockets."""
+
+    def __init__(self, cluster, toy, ms, roles='any', **changes):
+        self.program, number = load_program('Gossip'), len(ms)
+        targets = [cluster.servers['worker', i].target for i in range(number)]
+        topology, meeting = self.program.topology, self.program.meeting
+        self.listeners, self.visits, every = [], [], []
+        for i in range(number):
+            listener = meeting.Listener(f'worker {i}', 0)
+            listener.start()
+            self.listeners.append(listener)
+            every.append({})
+            is_visited = any(i in topology.partners_of(j, number, roles) for j in range(number))
+            self.visits.append(self.program.visits.Visits(
+                every[i], i, topology.partners_of(i, number, roles), 1, 30,
+                meeting.Met(i, listener, dict.fromkeys(range(number), 'localhost'), {}),
+                is_visited))
+        self.made = toy('Gossip', ms, algorithm='ad-psgd', roles=roles, implementation='sockets',
+                        more=[(each,) for each in self.visits], **changes)
+        for i, each in enumerate(self.made):
+            with each.graph.as_default():
+                every[i].update((j, self.program.others.Worker(j, target, each.variables))
+                                for j, target in enumerate(targets))
+            every[i][i].tell(self.listeners[i].told())
+            every[i][i].show(self.program.others.BEGUN)
+        self.workers = every
+        for each in self.visits:
+            each.begin()
+
+    def step(self, worker, partner):
+        """A worker takes a step, in which it visits a partner."""
+        self.visits[worker]._draw = lambda there: partner
+        return self.made[worker].step()
+
+    def x(self):
+        """Returns the replicas, a list, with all that was added."""
+        for each in self.visits:
+            if each._is_visited:
+                each._replica.end_steps()
+        return [each.center() for each in self.made]
+
+    def set(self, values):
+        """Gives each worker a replica."""
+        for each, value in zip(self.made, values):
+            each.variables[0].load(value, each.session)
+
+    def close(self):
+        for each, listener, every in zip(self.visits, self.listeners, self.workers):
+            each.close()
+            listener.close()
+            for worker in every.values():
+                worker.link.close()
+
+
+@pytest.fixture
+def visiting(cluster, toy):
+    """A function that makes a `Visiting` of workers with the optima `ms`."""
+    found = []
+    flags.FLAGS.mark_as_parsed()
+
+    def make(ms, **changes):
+        found.append(Visiting(cluster, toy, ms, **changes))
+        return found[-1]
+
+    yield make
+    for each in found:
+        each.close()
 
 
 def distance(replicas):
@@ -184,19 +289,45 @@ def test_two_workers_are_neighbours_once(synchronous):
 def test_without_neighbours_it_is_sgd(toy, algorithm):
     """As when the mixing matrix is the identity: each by itself."""
     for m, expected in (0, [4, 2, 1]), (4, [6, 5, 4.5]):
-        worker, = toy('Gossip', [m], algorithm=algorithm, roles='any')
+        worker, = toy('Gossip', [m], algorithm=algorithm, **SERVERS)
         assert [(worker.step(), worker.center())[1] for _ in range(3)] == expected
 
 
 def test_the_replicas_of_a_full_mean_have_the_same_bits(synchronous):
-    """All add in the same order."""
-    made, step = synchronous([0, 0, 0], learning_rate=0., start=[[0.] * 100])
-    random = np.random.RandomState(1)
-    for each in made:
-        each.variables[0].load(random.normal(size=100) * 10. ** random.randint(-3, 3, 100),
-                               each.session)
-    replicas = step()
-    assert replicas[0] == replicas[1] == replicas[2]
+    """All add in the same order, and so do both implementations."""
+    replicas = []
+    for implementation in 'servers', 'sockets':
+        made, step = synchronous([0, 0, 0], implementation, learning_rate=0., start=[[0.] * 100])
+        random = np.random.RandomState(1)
+        for each in made:
+            each.variables[0].load(random.normal(size=100) * 10. ** random.randint(-3, 3, 100),
+                                   each.session)
+        replicas += step()
+    assert all(each == replicas[0] for each in replicas)
+
+
+@pytest.mark.parametrize('num_workers', [2, 3])
+def test_swaps(connected, num_workers):
+    """Of arrays of several dtypes, of none, and of more than a socket takes at once."""
+    program, flags_ = load_program('Gossip', 'swaps'), (np.float32, np.float64, np.float16)
+    swaps = [program.Swaps(i, each) for i, each in enumerate(connected(num_workers))]
+    sizes = 3000000, 3, 0
+    for found in at_once([lambda i=i, each=each: each._swap(
+            *[np.full(size, i + 1, dtype) for size, dtype in zip(sizes, flags_)])
+            for i, each in enumerate(swaps)]):
+        for size, dtype, one in zip(sizes, flags_, found):
+            assert one.dtype == dtype and len(one) == size
+            assert np.allclose(one, (num_workers + 1) / 2, rtol=1e-3)
+
+
+def test_a_neighbour_that_is_gone(connected):
+    program = load_program('Gossip', 'swaps')
+    swaps = [program.Swaps(i, each) for i, each in enumerate(connected(3))]
+    swaps[1].close()
+    for each in swaps[0], swaps[2]:
+        with pytest.raises(program.connections.LostError, match='worker 1'):
+            each._swap(np.ones(10, np.float32))
+        assert 'worker 1' in each.lost
 
 
 def test_one_worker_is_never_more_than_a_step_ahead_of_its_neighbour(synchronous):
@@ -237,6 +368,182 @@ def test_ad_psgd(gossip):
         found.append(made.x())
     assert found == [[4, 8], [6, 4], [2, 5], [3.5, 3]]
     assert [int(each.session.run(each.global_step)) for each in made.made] == [2, 2]
+
+
+def test_ad_psgd_past_the_servers(visiting):
+    """As through the servers."""
+    made = visiting([0, 4])
+    found = []
+    for worker in 0, 1, 0, 1:
+        made.step(worker, 1 - worker)
+        found.append(made.x())
+    assert found == [[4, 8], [6, 4], [2, 5], [3.5, 3]]
+    assert [int(each.session.run(each.global_step)) for each in made.made] == [2, 2]
+
+
+@pytest.mark.parametrize('while_it_steps', [False, True])
+def test_visits_in_turn(visiting, while_it_steps):
+    """What partners add to a worker counts for the next one at once, whether it steps or not."""
+    made = visiting([0, 0, 0], learning_rate=0.)
+    made.set([8, 4, 0])
+    for i in range(3) if while_it_steps else ():
+        made.visits[i]._replica.begin_step([np.float32([8, 4, 0][i])])
+    for pair in (0, 1), (1, 2), (2, 0), (0, 1):
+        made.step(*pair)
+    assert made.x() == [3.75, 3.75, 4.5]
+
+
+def test_a_worker_that_is_visited_computes_the_gradient_at_what_was_added(visiting):
+    """And the others see its replica without its last step, until it begins the next one."""
+    made = visiting([0, 4], roles=None)
+    made.made[1].step()
+    made.set([0, 8])
+    made.step(0, 1)  # worker 1 still shows 8
+    assert made.made[0].center() == 4 and made.made[1].center() == 8
+    made.made[1].step()
+    assert made.made[1].center() == 8 - 4 - 0.5 * (4 - 4)
+
+
+def test_visits_during_one_step(visiting):
+    """Each is of what the visits before have made of the replica, and so is its own exchange."""
+    made = visiting([0, 0])
+    its = made.visits[1]._replica
+    its.begin_step([np.float32(8)])
+    assert [its.add_half([np.float32(other)]) for other in (4, 0)] == [[-2], [-3]]
+    its.subtract([np.float32(1)])
+    assert its.add_half([np.float32(4)]) == [1]
+    assert made.made[1].center() == 8
+    assert made.x() == [8, 8 - 5 + 1], 'TensorFlow subtracts what its own exchange takes'
+
+
+def test_a_port_that_is_in_use_or_too_high():
+    listener = load_program('Gossip', 'meeting').Listener
+    with socket.socket() as other:
+        other.bind(('', 0))
+        other.listen(1)
+        for port in other.getsockname()[1], 70000:
+            with pytest.raises(SystemExit, match=f'^worker 1 cannot listen on port {port} '
+                                                 r'\(.+\): give another --sockets_port\.$'):
+                listener('worker 1', port)
+
+
+@pytest.mark.parametrize('roles, num_workers', [('any', 3), ('any', 4), ('bipartite', 4),
+                                                ('any', 2)])
+def test_visits_at_once(visiting, roles, num_workers):
+    """While all step: all come to an end, and the sum stays."""
+    made = visiting([0] * num_workers, roles=roles, learning_rate=0.,
+                    start=[[0.] * 1000, [[0.] * 3] * 2])
+    random = np.random.RandomState(1)
+    values = random.normal(size=[num_workers, 1000]).astype(np.float32)
+    made.set(values)
+    at_once([lambda each=each: [each.step() for _ in range(30)] for each in made.made])
+    found = np.array(made.x())
+    assert found.sum(axis=0) == pytest.approx(values.sum(axis=0), abs=1e-4)
+    assert np.ptp(found, axis=0).max() < 0.1 * np.ptp(values, axis=0).max()
+
+
+@pytest.mark.parametrize('how', ['closes', 'is silent'])
+def test_who_does_not_answer_a_visit_is_left_out(visiting, monkeypatch, capsys, how):
+    """Alone a step is one of SGD; it is taken in again when it answers."""
+    made = visiting([0, 4], roles=None)
+    visits, its = made.visits[0], made.visits[1]._replica
+    visits._answer_secs = 0.2  # of the next connection
+    visits._there.clear()
+    visits._look()
+    with monkeypatch.context() as patch:
+        patch.setattr(its, 'add_half', lambda other: time.sleep(how == 'is silent') or None)
+        made.step(0, 1)
+    assert made.x() == [4, 8]
+    reason = dict(closes='it has closed the connection').get(how, 'timed out')
+    assert f'worker 0: worker 1 does not answer ({reason}): this' in capsys.readouterr().out
+    visits._look()
+    assert 'worker 0: worker 1 answers again' in capsys.readouterr().out
+    made.step(0, 1)
+    assert made.x() == [6 - 2, 6]
+
+
+def test_who_has_given_up_is_not_answered(visiting):
+    """What it has sent may be of long ago."""
+    made = visiting([0, 0], roles=None)
+    for gives_up in True, False:
+        one, other = socket.socketpair()
+        with one:
+            made.program.visits.send(one, [np.zeros(1, np.float32)])
+            if gives_up:
+                one.shutdown(socket.SHUT_WR)
+            answering = threading.Thread(target=made.visits[1]._answer, args=(other,), daemon=True)
+            answering.start()
+            if not gives_up:
+                assert made.program.visits.receive(one, [np.zeros(1, np.float32)]) == [-4]
+        answering.join(10)
+        assert made.x() == [8, 8 if gives_up else 4]
+
+
+def test_a_stranger_changes_nothing(visiting):
+    """It is closed out, and keeps nobody from a visit; see also `test_ring`."""
+    made = visiting([0, 0], roles=None)
+    port = made.workers[0][1].told([made.program.meeting._PORT])[0]
+    with socket.create_connection(('localhost', port), 10) as stranger:
+        stranger.sendall(bytes(100))
+        with contextlib.suppress(ConnectionError):
+            assert not stranger.recv(1)
+    made.step(0, 1)
+    assert made.x() == [4, 8]
+
+
+@pytest.fixture
+def meet(cluster):
+    """A function that has workers meet, on hosts; returns what each has, `meeting.Met` or None."""
+    def all_meet(hosts_, algorithm, among=None):
+        program = load_program('Gossip')
+        flags.FLAGS.mark_as_parsed()
+        number = len(hosts_)
+        targets = [cluster.servers['worker', i].target for i in range(number)]
+        addresses = [target[len('grpc://'):] for target in targets]
+        spec = tf.train.ClusterSpec({'worker': addresses})
+        among = range(number) if among is None else among
+        for i in among:
+            program.others.Board(i, targets[i]).tell(dict.fromkeys(range(20), 0))
+
+        class Hosts:
+            def __init__(self, me):
+                self.task_id = me
+
+            def cluster_spec(self):
+                return types.SimpleNamespace(
+                    job_tasks=spec.job_tasks, task_address=lambda job, i: f'{hosts_[i]}:1')
+
+        def one(me):
+            neighbours = program.topology.neighbours_of(me, number)
+            reaches = [i for i in neighbours if i > me or algorithm == 'ad-psgd']
+            return program.meeting.meet(Hosts(me), cluster.servers['worker', me], reaches,
+                                        algorithm == 'ad-psgd', 0)
+
+        return at_once([functools.partial(one, i) for i in among])
+    return all_meet
+
+
+@pytest.mark.parametrize('algorithm', ['ad-psgd', 'd-psgd'])
+def test_workers_meet_past_the_servers(meet, algorithm):
+    """And one that starts anew does as the others do, whomever it reaches."""
+    found = meet(['localhost'] * 3, algorithm)
+    assert all(found)
+    if algorithm == 'd-psgd':
+        for i, ways in enumerate(at_once([
+                lambda i=i, each=each: each.connections([j for j in range(3) if j != i])
+                for i, each in enumerate(found)])):
+            assert sorted(ways) == [j for j in range(3) if j != i]
+    else:
+        assert meet(['nowhere.invalid'] * 3, algorithm, [1]) != [None]
+
+
+@pytest.mark.parametrize('algorithm', ['ad-psgd', 'd-psgd'])
+def test_where_one_is_not_reached_all_take_the_servers(meet, capsys, algorithm):
+    assert meet(['localhost', 'localhost', 'nowhere.invalid'], algorithm) == [None] * 3
+    said = capsys.readouterr().out
+    assert "worker 1: cannot reach worker 2's socket at nowhere.invalid (" in said
+    assert said.count("worker 0: not all workers reach each other's sockets") == 1
+    assert meet(['localhost'] * 3, algorithm, [1]) == [None], 'it does as the others do'
 
 
 def test_what_comes_in_between_is_not_overwritten(gossip):
@@ -323,6 +630,16 @@ def test_a_passive_worker_starts_nothing(gossip):
     made.step(0, 1)
     made.made[1].step()
     assert made.x() == [4, 6, 8, 8]
+
+
+def test_every_other_worker_starts_exchanges_unless_their_number_is_odd():
+    topology = load_program('Gossip', 'topology')
+    for roles, number, expected in (
+            (None, 1, [[]]), (None, 2, [[1], []]), (None, 3, [[1, 2], [0, 2], [0, 1]]),
+            (None, 4, [[1, 3], [], [1, 3], []]), ('any', 2, [[1], [0]]),
+            ('bipartite', 2, [[1], []])):
+        topology.check(roles, number)
+        assert [topology.partners_of(i, number, roles) for i in range(number)] == expected
 
 
 def test_who_does_not_answer_is_left_out(gossip, monkeypatch, capsys):
@@ -423,7 +740,7 @@ def test_the_mean_is_saved_and_restored(gossip, tmp_path, capsys):
 
 @pytest.mark.parametrize('changes, num_workers, complaint', [
     (dict(roles='bipartite'), 3, '--roles=bipartite needs an even number of workers'),
-    (dict(roles='bipartite', algorithm='d-psgd'), 2, '--roles is for --algorithm=ad-psgd'),
+    (dict(roles='any', algorithm='d-psgd'), 2, '--roles is for --algorithm=ad-psgd'),
     (dict(stop_after_evals_without_gain=2), 2, '--stop_after_evals_without_gain: here each')])
 def test_flags_that_do_not_go_together(monkeypatch, changes, num_workers, complaint):
     program = load_program('Gossip')

@@ -210,6 +210,15 @@ def test_the_row_of_a_command(collection):
     assert collection.made[-1] == ('Non-Distributed-Setup', '--seed=1'), 'no WORKERS, no PS'
 
 
+def test_the_rate_of_workers_who_count_their_own_steps():
+    """A fast one ends before a slow one: each counts until its own last step."""
+    run = {'local steps': 300, 'local steps/s': 20., 'steps/s per worker': 70.,
+           'test accuracy': 0.9, 'seconds': 9.}
+    for folder, rate in ('Gossip', '280'), ('HogWild', '20'):
+        options = measure.parse(['--seeds=1', '--workers=4', folder])
+        assert measure.row(options, [run])[5] == rate
+
+
 @pytest.mark.parametrize('words', [[], ['AGN', 'HogWild'], ['--seeds=0', 'AGN'],
                                    ['--seeds=0', '--readmes']])
 def test_bad_input(words, capsys):

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from tfdist.cluster import connections
 from tfdist.data import batches
 from tfdist.scheme import seam
 from tfdist.training import traffic
@@ -326,7 +327,7 @@ def listening():
 
 def test_strangers_are_not_let_in_and_keep_nobody_out():
     """Some say nothing, some say something else, one goes at once; 200 before the right one."""
-    neighbours, token = load_program('Ring-AllReduce', 'neighbours'), bytes(range(32))
+    token = bytes(range(32))
     with listening() as server, contextlib.ExitStack() as stack:
         def come(says):
             one = stack.enter_context(socket.create_connection(server.getsockname(), 10))
@@ -334,7 +335,7 @@ def test_strangers_are_not_let_in_and_keep_nobody_out():
             return one
 
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            found = pool.submit(neighbours.accept, server, token, 30)
+            found = pool.submit(connections.accept, server, token, 30)
             come(b'').close()
             strangers = [come([b'', bytes(16), token[16:]][i % 3]) for i in range(200)]
             right = come(token[:16])
@@ -344,7 +345,7 @@ def test_strangers_are_not_let_in_and_keep_nobody_out():
             with contextlib.suppress(ConnectionError):
                 assert not stranger.recv(16)
         with pytest.raises(OSError, match='has not connected in 0.1 s'):
-            neighbours.accept(server, token, 0.1)
+            connections.accept(server, token, 0.1)
 
 
 def test_a_port_of_the_ring_that_is_in_use(programs):
@@ -363,7 +364,7 @@ def test_a_neighbour_that_is_gone(connect):
     exchanges[1].close()
     for each in exchanges:
         assert not each.lost
-        with pytest.raises(sockets.neighbours.LostError):
+        with pytest.raises(connections.LostError):
             each._finish(np.ones(10, np.float32))
     assert exchanges[0].lost == 'the next one: Broken pipe'
 
@@ -377,7 +378,7 @@ def test_a_neighbour_that_ends_while_it_is_waited_for(connect):
         with pytest.raises(concurrent.futures.TimeoutError):
             waits.result(0.2)
         exchanges[1].close()
-        with pytest.raises(sockets.neighbours.LostError, match='the one before has closed'):
+        with pytest.raises(connections.LostError, match='the one before has closed'):
             waits.result(10)
 
 
