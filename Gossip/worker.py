@@ -10,6 +10,8 @@
 
     x_i <- (x_i + sum of the neighbours' x_j) / (n + 1) - learning_rate * g_i(x_i)
 
+--algorithm=sgp, all workers together, each sends to one and receives from another: `push_sum.py`.
+
 What a worker keeps: its own replica x_i of all parameters, and its own count of steps. What it
 sends: with AD-PSGD in each step x_i to the neighbour, from which E comes back; with D-PSGD x_i to
 each neighbour. The gradient is that of before the averaging. What is tested and saved is the mean
@@ -26,6 +28,7 @@ How to start it: `bash run.sh` on this machine, or by hand on two hosts, alpha a
     python worker.py $HOSTS --task_index=1     # on beta
 """
 
+import copy
 import functools
 import sys
 
@@ -40,6 +43,7 @@ from tfdist.start.quiet import tf
 import mean
 import others
 import pairs
+import push_sum
 import together
 import topology
 
@@ -47,9 +51,11 @@ model = model_file.load()
 FLAGS = flags.FLAGS
 training_flags.define(model, train_steps=1500, learning_rate=0.1,
                       counted='steps of each worker, which counts its own')
-flags.DEFINE_enum('algorithm', 'ad-psgd', ['ad-psgd', 'd-psgd'],
+flags.DEFINE_enum('algorithm', 'ad-psgd', ['ad-psgd', 'd-psgd', 'sgp'],
                   'ad-psgd: pairs of workers, at any time; d-psgd: all workers together, each with '
-                  'all of its neighbours')
+                  'all of its neighbours; sgp: all together, each sends half to another one')
+flags.DEFINE_enum('graph', 'ring', ['ring', 'exponential'],
+                  'to whom workers send in sgp: the next one; or 1, 2, 4, ... places ahead in turn')
 flags.DEFINE_enum('roles', 'any', ['any', 'bipartite'],
                   'who starts exchanges in ad-psgd; bipartite: only workers 0, 2, 4, ...')
 flags.DEFINE_float('exchange_secs', 10, 'after how long a neighbour that does not answer in an '
@@ -57,11 +63,12 @@ flags.DEFINE_float('exchange_secs', 10, 'after how long a neighbour that does no
 
 
 class Scheme(seam.Seam):
-    """A step of D-PSGD; or of AD-PSGD after its exchange, for which see `pairs.Pairs`.
+    """A step of D-PSGD; of SGP; or of AD-PSGD after its exchange, for which see `pairs.Pairs`.
 
     Attributes:
       before: list of `tf.Variable` of this worker, its replica before the exchange of this step;
         empty if it starts none.
+      weights: list of one `tf.Variable`, the weight of its replica in SGP; else empty.
     """
 
     tables_stay_on_ps = False  # a replica is whole
@@ -71,7 +78,30 @@ class Scheme(seam.Seam):
     def local_steps_per_count(self, hparams):
         return self.num_workers
 
+    before = weights = meetings = ()
+
+    def __init__(self, *args):
+        """See `seam.Seam`."""
+        super().__init__(*args)
+        self._exchange_in_turn()
+
+    def _exchange_in_turn(self):
+        """Has each run make one of the `meetings`, see `push_sum.make`, if there are several."""
+        runs = [self, *(copy.copy(self) for _ in self.meetings[1:])]
+        for each, meeting in zip(runs, self.meetings):
+            with tf.control_dependencies([meeting]):
+                step = tf.identity(self.push['global_step'])
+            each.train_op = dict(self.train_op, global_step=step)
+        self.others = runs[1:]
+
+    def at(self, step):
+        """See `seam.Seam`."""
+        return [self, *self.others][step % (1 + len(self.others))]
+
     def make(self, network, global_step, hparams, task_index, num_workers):
+        if hparams.algorithm == 'sgp':
+            push_sum.make(self, network, global_step, hparams)
+            return
         variables = network.variables
         optimizer = network.optimizer(hparams.learning_rate)
         alone = hparams.algorithm == 'd-psgd' or not topology.partners_of(
@@ -104,29 +134,36 @@ class Scheme(seam.Seam):
         """
         if not neighbours:
             return x
-        sends, parts = self.swap(x, task_index, neighbours)
+        sends, parts = self.swap(x, task_index, neighbours, neighbours)
         parts[task_index] = x
         with tf.control_dependencies(sends):
             return [functools.reduce(tf.add, values) / len(parts)  # add_n may change the order
                     for values in zip(*[parts[each] for each in sorted(parts)])]
 
-    def swap(self, x, task_index, neighbours):
-        """Sends x to the neighbours, and receives what they send in this step.
+    def swap(self, x, task_index, receivers, senders):
+        """Sends x to some workers, and receives what some send in this step.
 
         A queue is in the memory of the receiver, for one pair in one direction. It holds one
-        element: to send in step t waits only until the neighbour has received that of step t - 1.
+        element: to send waits only until the receiver has received what was sent to it before.
+
+        Args:
+          x: list of tensors; all workers send those of the same shapes and dtypes.
+          task_index: int, this worker.
+          receivers: list of ints; each of them has this worker among its senders in this step.
+          senders: list of ints; each of them has this worker among its receivers.
 
         Returns:
-          List of ops that send; and a dict by neighbour of lists of tensors. See `mix`.
+          List of ops that send; and a dict by sender of lists of tensors.
         """
         def queue(sender, receiver):
             return tf.FIFOQueue(1, [value.dtype for value in x], [value.shape for value in x],
                                 shared_name=f'x_{sender}_to_{receiver}')
 
         sends, parts = [], {}
-        for each in neighbours:
+        for each in receivers:
             with tf.device(self.worker_device(each)), tf.device('/device:CPU:0'):
                 sends.append(queue(task_index, each).enqueue(transfer.to_worker(x)))
+        for each in senders:
             with tf.device(self.worker_device(task_index)), tf.device('/device:CPU:0'):
                 parts[each] = tf.nest.flatten(queue(each, task_index).dequeue())
         return sends, parts
@@ -134,7 +171,7 @@ class Scheme(seam.Seam):
 
 def watch(resolver):
     """Waits until all workers answer; returns a `threading.Event` that stops to watch them."""
-    # Distributed: with D-PSGD nobody goes on without a neighbour, so it is looked for.
+    # Distributed: but for AD-PSGD nobody goes on without a neighbour, so it is looked for.
     watching = liveness.watch(resolver, 'worker', over=evaluation.is_over)
     if FLAGS.algorithm == 'ad-psgd':
         watching.set()
@@ -143,9 +180,9 @@ def watch(resolver):
 
 def server_of(cluster_spec, task_index, neighbours):
     """Starts this worker's server; returns it, and the `tf.ConfigProto` of sessions on it."""
-    # Distributed: a session waits for all tasks that it sees. With D-PSGD it has to see the
-    # neighbours, and worker 0; with AD-PSGD only this worker: each exchange has its own.
-    seen = sorted({0, task_index, *neighbours}) if FLAGS.algorithm == 'd-psgd' else [task_index]
+    # Distributed: a session waits for all tasks that it sees. With AD-PSGD it sees only this
+    # worker, as each exchange has its own; else it has to see the neighbours, and worker 0.
+    seen = [task_index] if FLAGS.algorithm == 'ad-psgd' else sorted({0, task_index, *neighbours})
     config = servers.config(device_filters=list(map(others.device_of, seen)))
     # Distributed: workers reach each other through their servers.
     return tf.train.Server(cluster_spec, 'worker', task_index, config=config), config
@@ -157,8 +194,8 @@ def train_among_neighbours(_):
     cluster_spec, task_index = resolver.cluster_spec(), resolver.task_id
     num_workers = cluster_spec.num_tasks('worker')
     check(num_workers)
-    is_first, is_synchronous = task_index == 0, FLAGS.algorithm == 'd-psgd'
-    neighbours = topology.neighbours_of(task_index, num_workers)
+    is_first, is_synchronous = task_index == 0, FLAGS.algorithm != 'ad-psgd'
+    neighbours = topology.all_neighbours_of(task_index, num_workers, FLAGS.algorithm, FLAGS.graph)
     server, config = server_of(cluster_spec, task_index, neighbours)
 
     tf.set_random_seed(FLAGS.seed)
@@ -174,10 +211,13 @@ def train_among_neighbours(_):
         of_all = mean.Mean(network, workers) if is_first else None
         test = mean.Test(model, network, of_all) if is_first else None
         scheme = Scheme(network, global_step, FLAGS, task_index, num_workers)
+        if is_first:
+            of_all.weights = scheme.weights
         saver = mean.Saver('worker 0', of_all) if is_first else None
         for index, address in enumerate(cluster_spec.job_tasks('worker')):
             target = server.target if index == task_index else f'grpc://{address}'
-            workers[index] = others.Worker(index, target, tf.global_variables())
+            workers[index] = others.Worker(index, target,
+                                           [*tf.global_variables(), *scheme.weights])
         exchanges = scheme.before and pairs.Pairs(
             workers, task_index, topology.partners_of(task_index, num_workers, FLAGS.roles),
             network.variables, scheme.before, FLAGS.seed, FLAGS.exchange_secs)
@@ -214,7 +254,10 @@ def check(num_workers):
     """Ends the program if the flags do not go together."""
     topology.check(FLAGS.roles, num_workers)
     if FLAGS.roles != 'any' and FLAGS.algorithm != 'ad-psgd':
-        sys.exit('--roles is for --algorithm=ad-psgd: in d-psgd all workers do the same.')
+        sys.exit(f'--roles is for --algorithm=ad-psgd: in {FLAGS.algorithm} all workers do the '
+                 'same.')
+    if FLAGS.graph != 'ring' and FLAGS.algorithm != 'sgp':
+        sys.exit(f'--graph is for --algorithm=sgp: in {FLAGS.algorithm} the workers are a ring.')
     if FLAGS.stop_after_evals_without_gain:
         sys.exit('--stop_after_evals_without_gain: here each worker counts its own steps, and they '
                  'would not all end. Use --train_steps.')
