@@ -185,8 +185,12 @@ class InStep(_Neighbours):
             yield from self._step_with(worker, number)
 
     def _step_with(self, worker, number):
-        """A process: a worker makes its step of a number, 0 at first: it sends its replica,
-        computes, and receives."""
+        """A process: a worker sends its replica, computes, receives, and makes its step.
+
+        Args:
+          worker: int.
+          number: int, of the step, 0 at first.
+        """
         neighbours = self._player.topology.neighbours_of(worker, self._cluster.workers)
         began, seen = self._clock.now, self._player.look(worker)
         one, replica = self._player.compute(worker, seen), self._player.replica(seen)
@@ -263,7 +267,7 @@ class InOneDirection(InStep):
     """A worker of SGP: it makes its step, sends a share of what it has, and receives shares."""
 
     def _step_with(self, worker, number):
-        """See `InStep`."""
+        """A process: a worker computes, steps, sends shares, and receives; see `InStep`."""
         player, shares, began = self._player, self._player.shares, self._clock.now
         phases = len(shares.receivers)
         receivers, senders = (by_phase[number % phases][worker]

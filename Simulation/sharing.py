@@ -35,7 +35,7 @@ class Shares:
                         for number in _sizes(self.receivers)}
         self._given = {number + 1: [[tf.placeholder(value.dtype, value.shape)
                                      for value in scheme.stepped] for _ in range(number + 1)]
-                       for number in _sizes(self.senders)}
+                       for number in _sizes(self.senders) if number}
         self._totals = {number: program.push_sum.total(given)
                         for number, given in self._given.items()}
 
@@ -49,6 +49,8 @@ class Shares:
 
     def total(self, parts):
         """Returns the sums of lists of arrays, in the order of the workers; a list of arrays."""
+        if len(parts) == 1:
+            return parts[0]
         given = self._given[len(parts)]
         return self._adding[len(parts)]({
             tensor.name: value for tensors, values in zip(given, parts)
