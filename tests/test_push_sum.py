@@ -190,6 +190,14 @@ def matrix(program, number, phase):
     return weights
 
 
+@pytest.mark.parametrize('number, factor', [(4, 2), (8, 1.17)])
+def test_how_fast_mixing_is(number, factor):
+    """In a ring, by so much a step divides the distance at least."""
+    weights = matrix(load_program('Gossip'), number, 0)
+    _, second, *_ = np.linalg.svd(weights, compute_uv=False)
+    assert 1 / second ** 2 == pytest.approx(factor, abs=0.005)
+
+
 def test_all_neighbours():
     """In a ring those of D-PSGD; in the exponential graph all that are 1, 2 or 4 places away."""
     topology = load_program('Gossip', 'topology')

@@ -284,7 +284,7 @@ def test_two_who_exchange_at_the_same_time_swap_their_replicas(play):
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures('needs_hosts')
-@pytest.mark.parametrize('algorithm, messages', [('ad-psgd', 6), ('d-psgd', 4)])
+@pytest.mark.parametrize('algorithm, messages', [('ad-psgd', 6), ('d-psgd', 4), ('sgp', 4)])
 def test_messages_of_real_workers(programs, tmp_path, algorithm, messages):
     """On two hosts so far apart that a step takes little but messages."""
     with hosts.Hosts(tmp_path, ['worker-0', 'worker-1'], round_trip=0.2) as network:
