@@ -90,7 +90,7 @@ def pushing(toy, monkeypatch):
 # The worked numbers.
 
 def test_push_sum_alone(pushing):
-    """x / w goes to the mean, which x alone does not; both sums stay."""
+    """What is x / w goes to the mean, and x alone does not; both sums stay."""
     made = pushing([0] * 3, UNEVEN, learning_rate=0.)
     made.set([9, 3, 0])
     for _ in range(4):

@@ -94,7 +94,7 @@ def test_a_share_leaves_after_the_step(play):
 
 
 def test_who_is_ahead_waits_for_room(play):
-    """Worker 3 is slow. Its share makes worker 4 wait, whose next one makes worker 5 wait, and so on.
+    """Worker 3 is slow: worker 4 waits for its share, worker 5 for the next one of worker 4.
 
     Worker 2 finds room for one share more than worker 3 has asked for; worker 1 is as far ahead of
     worker 2 again.
