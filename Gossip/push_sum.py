@@ -12,10 +12,10 @@ what they are, whoever sends to whom. Who receives more than others has a larger
 is larger by as much. In both graphs of `topology` each receives as many shares as it sends: there
 w_i stays 1.
 
-What is tested and saved is the sum of all x_i by that of all w_i. Moving averages follow x_i: their
-mean is the moving average of the mean of x. An optimizer has slots for x_i. Weight decay is that of
-x_i: so the mean of x decays as the parameters of one worker would. What a model keeps, as batch
-norm does, comes from z_i and does not travel.
+What is tested and saved is the sum of all x_i, divided by that of all w_i. Moving averages follow
+x_i: their mean is the moving average of the mean of x. An optimizer has slots for x_i. Weight decay
+is that of x_i: so the mean of x decays as the parameters of one worker would. What a model keeps,
+as batch norm does, comes from z_i and does not travel.
 
 Mahmoud Assran, Nicolas Loizou, Nicolas Ballas, Michael Rabbat, "Stochastic Gradient Push for
 Distributed Deep Learning", arXiv 1811.10792.
