@@ -21,6 +21,7 @@ Mahmoud Assran, Nicolas Loizou, Nicolas Ballas, Michael Rabbat, "Stochastic Grad
 Distributed Deep Learning", arXiv 1811.10792.
 """
 
+import copy
 import functools
 
 from tfdist.scheme import exchange
@@ -70,6 +71,16 @@ def _meet(scheme, phase):
     parts[scheme.task_index] = mine
     with tf.control_dependencies(sends):
         return total([parts[each] for each in sorted(parts)])
+
+
+def take_turns(scheme):
+    """Gives a complete `seam.Seam` with several `meetings` its `others`: each run makes one."""
+    runs = [scheme, *(copy.copy(scheme) for _ in scheme.meetings[1:])]
+    for each, meeting in zip(runs, scheme.meetings):
+        with tf.control_dependencies([meeting]):
+            step = tf.identity(scheme.push['global_step'])
+        each.train_op = dict(scheme.train_op, global_step=step)
+    scheme.others = runs[1:]
 
 
 def share(values, receivers):

@@ -29,7 +29,7 @@ def receivers_of(worker, num_workers, phase):
     """Returns to whom a worker sends in the steps of a phase of SGP, a sorted list.
 
     In the only phase of a ring that is the next one; in further ones, the worker that is 2, 4, 8
-    and so on places ahead.
+    and so on places ahead. Whatever the graph, what a worker has must get to all others in time.
     """
     return sorted({(worker + 2 ** phase) % num_workers} - {worker})
 

@@ -28,7 +28,6 @@ How to start it: `bash run.sh` on this machine, or by hand on two hosts, alpha a
     python worker.py $HOSTS --task_index=1     # on beta
 """
 
-import copy
 import functools
 import sys
 
@@ -74,25 +73,15 @@ class Scheme(seam.Seam):
     tables_stay_on_ps = False  # a replica is whole
     not_recorded = 'there is no center that is pulled and pushed'
     not_compared = 'there is no center, only a mean of replicas that no worker has'
+    before = weights = meetings = ()
 
     def local_steps_per_count(self, hparams):
         return self.num_workers
 
-    before = weights = meetings = ()
-
     def __init__(self, *args):
         """See `seam.Seam`."""
         super().__init__(*args)
-        self._exchange_in_turn()
-
-    def _exchange_in_turn(self):
-        """Has each run make one of the `meetings`, see `push_sum.make`, if there are several."""
-        runs = [self, *(copy.copy(self) for _ in self.meetings[1:])]
-        for each, meeting in zip(runs, self.meetings):
-            with tf.control_dependencies([meeting]):
-                step = tf.identity(self.push['global_step'])
-            each.train_op = dict(self.train_op, global_step=step)
-        self.others = runs[1:]
+        push_sum.take_turns(self)
 
     def at(self, step):
         """See `seam.Seam`."""

@@ -38,7 +38,8 @@ class Pushing:
 
     def step(self):
         """Has all take a step; returns z of each, a list."""
-        at_once([lambda each=each: each.session.run(each.scheme.at(self.steps()).train_op)
+        step = self.steps()  # before any of them begins
+        at_once([lambda each=each: each.session.run(each.scheme.at(step).train_op)
                  for each in self.made])
         return self.z()
 
