@@ -25,6 +25,8 @@ class Mean:
 
     Attributes:
       of: list of `tf.Variable`, what it is the mean of: the trained variables, and their averages.
+      weights: list of one `tf.Variable`, the weight of a replica in SGP, to be set: the mean is
+        then the sum of all replicas, divided by that of all weights. Empty if all count the same.
       tested: list of tensors to take the place of the trained variables in a test.
       values: list of arrays, the mean that was formed last.
     """
@@ -36,7 +38,7 @@ class Mean:
           network: `building.Network`, of worker 0.
           workers: dict by index of `others.Worker`; their values need not be there yet.
         """
-        self._workers, self._name, self.values = workers, 'worker 0', []
+        self._workers, self._name, self.values, self.weights = workers, 'worker 0', [], []
         self._trained = len(network.variables)
         averages = network.averages.variables if network.averages else []
         self.of = [*network.variables, *averages]
@@ -61,20 +63,24 @@ class Mean:
           How many replicas it is of, an int; and the consensus distance, a float: the mean over
           them of the squared distance from their mean.
         """
-        replicas = [session.run(self.of)]
+        replicas = [session.run([*self.of, *self.weights])]
         if self._workers[0].stage():  # else the others have nothing yet
             replicas += [values for values in map(self._replica, self._others()) if values]
         return self.form_of(session, replicas)
 
     def form_of(self, session, replicas):
-        """Forms the mean of replicas, a list of lists of arrays; otherwise as `form`."""
-        means = [np.mean([np.asarray(each, float) for each in values], axis=0)
-                 for values in zip(*replicas)]
+        """Forms the mean of replicas, a list of lists of arrays, each with its weight at the end.
+
+        Otherwise as `form`. The distance is that of what the workers take gradients at.
+        """
+        weights = [float(values[-1]) if self.weights else 1. for values in replicas]
+        means = [sum(np.asarray(each, float) for each in values) / sum(weights)
+                 for values, _ in zip(zip(*replicas), self.of)]
         session.run(self._put, dict(zip(self._given, means)))
         self.values = means
-        distances = [sum(np.sum(np.square(np.asarray(value, float) - mean))
-                         for value, mean in list(zip(values, means))[:self._trained])
-                     for values in replicas]
+        distances = [sum(np.sum(np.square(np.asarray(value, float) / weight - mean))
+                         for value, mean in zip(values, means[:self._trained]))
+                     for values, weight in zip(replicas, weights)]
         return len(replicas), float(np.mean(distances))
 
     def _others(self):
@@ -83,7 +89,7 @@ class Mean:
     def _replica(self, worker):
         """Returns the replica of a worker, a list of arrays; None if it is left out."""
         stage = worker.stage()
-        values = worker.values(self.of) if stage else None
+        values = worker.values([*self.of, *self.weights]) if stage else None
         if values is None:
             console.say(self._name, f'the mean is without worker {worker.index}, which '
                         + (f'does not answer ({worker.link.silence})' if worker.link.silence else

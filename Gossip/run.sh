@@ -10,4 +10,4 @@ command -v "$python" >/dev/null || {
   echo "run.sh: there is no $python; make .venv beside the folder, or set PYTHON=" >&2
   exit 1
 }
-exec "$python" "$here/find_library.py" --start-workers=2 --others-go-on-unless=algorithm=d-psgd "$@"
+exec "$python" "$here/find_library.py" --start-workers=2 --others-go-on-unless=algorithm=d-psgd,sgp "$@"

@@ -1,4 +1,4 @@
-"""Who is whose neighbour in the ring of workers; who starts exchanges, and with whom."""
+"""Who is whose neighbour; in AD-PSGD, who starts exchanges; in SGP, who sends to whom."""
 
 import sys
 
@@ -27,6 +27,35 @@ def partners_of(worker, num_workers, roles):
     if roles_of(roles, num_workers) == 'bipartite' and worker % 2:
         return []
     return neighbours_of(worker, num_workers)
+
+
+def phases(graph, num_workers):
+    """Returns after how many steps all send to the same workers again, by the name of a graph."""
+    return (num_workers - 1).bit_length() if graph == 'exponential' and num_workers > 2 else 1
+
+
+def receivers_of(worker, num_workers, phase):
+    """Returns to whom a worker sends in the steps of a phase of SGP, a sorted list.
+
+    In the only phase of a ring that is the next one; in further ones, the worker that is 2, 4, 8
+    and so on places ahead. Whatever the graph, what a worker has must get to all others in time.
+    """
+    return sorted({(worker + 2 ** phase) % num_workers} - {worker})
+
+
+def senders_of(worker, num_workers, phase):
+    """Returns who sends to a worker in the steps of a phase of SGP, a sorted list."""
+    return [each for each in range(num_workers)
+            if worker in receivers_of(each, num_workers, phase)]
+
+
+def all_neighbours_of(worker, num_workers, algorithm, graph):
+    """Returns all with whom a worker exchanges in some step, a sorted list."""
+    if algorithm != 'sgp':
+        return neighbours_of(worker, num_workers)
+    return sorted({each for phase in range(phases(graph, num_workers))
+                   for of in (receivers_of, senders_of)
+                   for each in of(worker, num_workers, phase)})
 
 
 class Draw:

@@ -10,6 +10,8 @@
 
     x_i <- (x_i + sum of the neighbours' x_j) / (n + 1) - learning_rate * g_i(x_i)
 
+--algorithm=sgp, all workers together, each sends to one and receives from another: `push_sum.py`.
+
 What a worker keeps: its own replica x_i of all parameters, and its own count of steps. What it
 sends: with AD-PSGD in each step x_i to the neighbour, from which E comes back; with D-PSGD x_i to
 each neighbour. The gradient is that of before the averaging. What is tested and saved is the mean
@@ -41,6 +43,7 @@ import mean
 import meeting
 import others
 import pairs
+import push_sum
 import together
 import swaps
 import topology
@@ -50,15 +53,17 @@ model = model_file.load()
 FLAGS = flags.FLAGS
 training_flags.define(model, train_steps=1500, learning_rate=0.1,
                       counted='steps of each worker, which counts its own')
-flags.DEFINE_enum('algorithm', 'ad-psgd', ['ad-psgd', 'd-psgd'],
+flags.DEFINE_enum('algorithm', 'ad-psgd', ['ad-psgd', 'd-psgd', 'sgp'],
                   'ad-psgd: pairs of workers, at any time; d-psgd: all workers together, each with '
-                  'all of its neighbours')
+                  'all of its neighbours; sgp: all together, each sends half to another one')
+flags.DEFINE_enum('graph', 'ring', ['ring', 'exponential'],
+                  'to whom workers send in sgp: the next one; or 1, 2, 4, ... places ahead in turn')
 flags.DEFINE_enum('roles', None, ['any', 'bipartite'],
                   'who starts exchanges in ad-psgd; bipartite: only workers 0, 2, 4, ..., which is '
                   'the default for an even number of workers; otherwise any')
 flags.DEFINE_enum('implementation', 'sockets', ['sockets', 'servers'],
                   "how replicas travel; sockets: past TensorFlow's servers, where all workers can "
-                  'reach each other so; servers: through these')
+                  'reach each other so; servers: through these, as always in sgp')
 flags.DEFINE_integer('sockets_port', 0, 'with --implementation=sockets worker i listens on this '
                      'port plus i; 0: on any that is free', lower_bound=0, upper_bound=65535)
 flags.DEFINE_float('exchange_secs', 10, 'after how long a neighbour that does not answer in an '
@@ -66,7 +71,7 @@ flags.DEFINE_float('exchange_secs', 10, 'after how long a neighbour that does no
 
 
 class Scheme(seam.Seam):
-    """A step of D-PSGD, or of AD-PSGD.
+    """A step of D-PSGD; of SGP, for which see `push_sum`; or of AD-PSGD.
 
     Past TensorFlow's servers the replicas of others come during the step, while it computes the
     gradient: see `swaps` and `visits`. Through these an exchange of AD-PSGD comes before the step:
@@ -75,21 +80,31 @@ class Scheme(seam.Seam):
     Attributes:
       before: list of `tf.Variable` of this worker, its replica before the exchange that came before
         this step; empty if none comes before it.
+      weights: list of one `tf.Variable`, the weight of its replica in SGP; else empty.
     """
 
     tables_stay_on_ps = False  # a replica is whole
     not_recorded = 'there is no center that is pulled and pushed'
     not_compared = 'there is no center, only a mean of replicas that no worker has'
+    before = weights = meetings = ()
 
     def __init__(self, network, global_step, hparams, task_index, num_workers, by_sockets=None):
         """See `seam.Seam`; takes a `swaps.Swaps`, or a `visits.Visits`, or None."""
         self._by_sockets = by_sockets
         super().__init__(network, global_step, hparams, task_index, num_workers)
+        push_sum.take_turns(self)
 
     def local_steps_per_count(self, hparams):
         return self.num_workers
 
+    def at(self, step):
+        """See `seam.Seam`."""
+        return [self, *self.others][step % (1 + len(self.others))]
+
     def make(self, network, global_step, hparams, task_index, num_workers):
+        if hparams.algorithm == 'sgp':
+            push_sum.make(self, network, global_step, hparams)
+            return
         variables = network.variables
         optimizer = network.optimizer(hparams.learning_rate)
         is_asynchronous = hparams.algorithm == 'ad-psgd'
@@ -130,29 +145,36 @@ class Scheme(seam.Seam):
             return x
         if self._by_sockets:
             return self._by_sockets.means(x)
-        sends, parts = self.swap(x, task_index, neighbours)
+        sends, parts = self.swap(x, task_index, neighbours, neighbours)
         parts[task_index] = x
         with tf.control_dependencies(sends):
             return [functools.reduce(tf.add, values) * (1 / len(parts))  # add_n may reorder
                     for values in zip(*[parts[each] for each in sorted(parts)])]
 
-    def swap(self, x, task_index, neighbours):
-        """Sends x to the neighbours, and receives what they send in this step.
+    def swap(self, x, task_index, receivers, senders):
+        """Sends x to some workers, and receives what some send in this step.
 
         A queue is in the memory of the receiver, for one pair in one direction. It holds one
-        element: to send in step t waits only until the neighbour has received that of step t - 1.
+        element: to send waits only until the receiver has received what was sent to it before.
+
+        Args:
+          x: list of tensors; all workers send those of the same shapes and dtypes.
+          task_index: int, this worker.
+          receivers: list of ints; each of them has this worker among its senders in this step.
+          senders: list of ints; each of them has this worker among its receivers.
 
         Returns:
-          List of ops that send; and a dict by neighbour of lists of tensors. See `mix`.
+          List of ops that send; and a dict by sender of lists of tensors.
         """
         def queue(sender, receiver):
             return tf.FIFOQueue(1, [value.dtype for value in x], [value.shape for value in x],
                                 shared_name=f'x_{sender}_to_{receiver}')
 
         sends, parts = [], {}
-        for each in neighbours:
+        for each in receivers:
             with tf.device(self.worker_device(each)), tf.device('/device:CPU:0'):
                 sends.append(queue(task_index, each).enqueue(transfer.to_worker(x)))
+        for each in senders:
             with tf.device(self.worker_device(task_index)), tf.device('/device:CPU:0'):
                 parts[each] = tf.nest.flatten(queue(each, task_index).dequeue())
         return sends, parts
@@ -160,7 +182,7 @@ class Scheme(seam.Seam):
 
 def watch(resolver):
     """Waits until all workers answer; returns a `threading.Event` that stops to watch them."""
-    # Distributed: with D-PSGD nobody goes on without a neighbour, so it is looked for.
+    # Distributed: but for AD-PSGD nobody goes on without a neighbour, so it is looked for.
     watching = liveness.watch(resolver, 'worker', over=evaluation.is_over)
     if FLAGS.algorithm == 'ad-psgd':
         watching.set()
@@ -169,11 +191,12 @@ def watch(resolver):
 
 def server_of(cluster_spec, task_index, neighbours):
     """Starts this worker's server; returns it, and the `tf.ConfigProto` of sessions on it."""
-    # Distributed: a session waits for all tasks that it sees. With D-PSGD it has to see the
-    # neighbours, and worker 0; with AD-PSGD only this worker: each exchange has its own.
-    seen = sorted({0, task_index, *neighbours}) if FLAGS.algorithm == 'd-psgd' else [task_index]
+    # Distributed: a session waits for all tasks that it sees. With AD-PSGD it sees only this
+    # worker, as each exchange has its own; else it has to see the neighbours, and worker 0.
+    seen = [task_index] if FLAGS.algorithm == 'ad-psgd' else sorted({0, task_index, *neighbours})
     # An exchange over sockets waits in a thread; others ask this server meanwhile how far it is.
-    config = servers.config(waiting_ops=int(FLAGS.implementation == 'sockets'),
+    by_sockets = FLAGS.implementation == 'sockets' and FLAGS.algorithm != 'sgp'
+    config = servers.config(waiting_ops=int(by_sockets),
                             device_filters=list(map(others.device_of, seen)))
     # Distributed: workers reach each other through their servers.
     return tf.train.Server(cluster_spec, 'worker', task_index, config=config), config
@@ -191,7 +214,7 @@ def past_servers(resolver, server, neighbours, workers):
     Returns:
       `swaps.Swaps` or `visits.Visits`; or None if all goes through the servers.
     """
-    if FLAGS.implementation == 'servers' or not neighbours:
+    if FLAGS.implementation == 'servers' or FLAGS.algorithm == 'sgp' or not neighbours:
         return None
     me, number = resolver.task_id, resolver.cluster_spec().num_tasks('worker')
     partners = topology.partners_of(me, number, FLAGS.roles)
@@ -214,8 +237,8 @@ def train_among_neighbours(_):
     cluster_spec, task_index = resolver.cluster_spec(), resolver.task_id
     num_workers = cluster_spec.num_tasks('worker')
     check(num_workers)
-    is_first, is_synchronous = task_index == 0, FLAGS.algorithm == 'd-psgd'
-    neighbours = topology.neighbours_of(task_index, num_workers)
+    is_first, is_synchronous = task_index == 0, FLAGS.algorithm != 'ad-psgd'
+    neighbours = topology.all_neighbours_of(task_index, num_workers, FLAGS.algorithm, FLAGS.graph)
     server, config = server_of(cluster_spec, task_index, neighbours)
     watching, workers = watch(resolver), {}
     by_sockets = past_servers(resolver, server, neighbours, workers)
@@ -232,10 +255,13 @@ def train_among_neighbours(_):
         of_all = mean.Mean(network, workers) if is_first else None
         test = mean.Test(model, network, of_all) if is_first else None
         scheme = Scheme(network, global_step, FLAGS, task_index, num_workers, by_sockets)
+        if is_first:
+            of_all.weights = scheme.weights
         saver = mean.Saver('worker 0', of_all) if is_first else None
         for index, address in enumerate(cluster_spec.job_tasks('worker')):
             target = server.target if index == task_index else f'grpc://{address}'
-            workers[index] = others.Worker(index, target, tf.global_variables())
+            workers[index] = others.Worker(index, target,
+                                           [*tf.global_variables(), *scheme.weights])
         exchanges = scheme.before and pairs.Pairs(
             workers, task_index, topology.partners_of(task_index, num_workers, FLAGS.roles),
             network.variables, scheme.before, FLAGS.seed, FLAGS.exchange_secs)
@@ -273,7 +299,10 @@ def check(num_workers):
     """Ends the program if the flags do not go together."""
     topology.check(FLAGS.roles, num_workers)
     if FLAGS.roles and FLAGS.algorithm != 'ad-psgd':
-        sys.exit('--roles is for --algorithm=ad-psgd: in d-psgd all workers do the same.')
+        sys.exit(f'--roles is for --algorithm=ad-psgd: in {FLAGS.algorithm} all workers do the '
+                 'same.')
+    if FLAGS.graph != 'ring' and FLAGS.algorithm != 'sgp':
+        sys.exit(f'--graph is for --algorithm=sgp: in {FLAGS.algorithm} the workers are a ring.')
     if FLAGS.stop_after_evals_without_gain:
         sys.exit('--stop_after_evals_without_gain: here each worker counts its own steps, and they '
                  'would not all end. Use --train_steps.')

@@ -7,7 +7,8 @@ computes.
 Through TensorFlow's servers, in AD-PSGD the partner's server is asked to run it before the
 step; it asks for the replica, and gets it; sends the half; hears that this was subtracted; and
 answers. In D-PSGD each neighbour's server hears of the step, asks for the replica, gets it into its
-queue, and says so.
+queue, and says so. In SGP, which always goes through the servers, it is the same, but there is
+nothing to get before the worker has computed.
 """
 
 import collections
@@ -56,8 +57,8 @@ class _Neighbours(lives.Life):
 
 def kind_of(scheme, hparams):
     """Returns the class of a worker's life, by a folder's scheme and its hyperparameters."""
-    if hparams.algorithm == 'd-psgd':
-        return InStep
+    if hparams.algorithm != 'ad-psgd':
+        return InStep if hparams.algorithm == 'd-psgd' else InOneDirection
     return InPairs if scheme.asks_for_sums else Visiting
 
 
@@ -222,53 +223,89 @@ class InStep(_Neighbours):
         self._news = [Signal(self._clock) for _ in workers]
         self._sending = [0 for _ in workers]  # how many neighbours still have to say that they have
         self._inbox = [collections.defaultdict(collections.deque) for _ in workers]  # by sender
+        self._begun = [0 for _ in workers]  # steps: from then on what is sent for them is received
 
     def of(self, worker):
         self._leaving.discard(worker)
         self._player.begin(worker)
         self._there[worker] = object()
-        neighbours = self._player.topology.neighbours_of(worker, self._cluster.workers)
-        for _ in range(self._record.train_steps):
+        for number in range(self._record.train_steps):
             if worker in self._leaving:
                 self.lose(worker)
-            yield from self._step_with(worker, neighbours)
+            self._begun[worker] = number + 1
+            self._news[worker].fire()
+            yield from self._step_with(worker, number)
 
-    def _step_with(self, worker, neighbours):
-        """A process: a worker sends its replica, computes, receives, and makes its step."""
-        clock, phase, inbox, began = self._clock, self._record.phase, self._inbox[worker], (
-            self._clock.now)
-        seen = self._player.look(worker)
+    def _step_with(self, worker, number):
+        """A process: a worker sends its replica, computes, receives, and makes its step.
+
+        Args:
+          worker: int.
+          number: int, of the step, 0 at first.
+        """
+        neighbours = self._player.topology.neighbours_of(worker, self._cluster.workers)
+        began, seen = self._clock.now, self._player.look(worker)
         one, replica = self._player.compute(worker, seen), self._player.replica(seen)
-        self._sending[worker] = len(neighbours)
-        for each in neighbours:
-            clock.start(self._send(worker, each, replica))
+        self._send_to(neighbours, worker, replica, began, number)
         yield self._when_stepped(worker)
-        phase(worker, 'computes', began, clock.now)
+        self._record.phase(worker, 'computes', began, self._clock.now)
+        parts = yield from self._hear(worker, neighbours, replica)
+        self._step(worker, one, parts)
+
+    def _hear(self, worker, senders, own):
+        """A process: a worker hears that what it has sent is there, and receives.
+
+        Args:
+          worker: int.
+          senders: list of ints.
+          own: list of arrays, its own part.
+
+        Returns:
+          List of its own part and those of the senders, in the order of the workers.
+        """
+        clock, phase, inbox = self._clock, self._record.phase, self._inbox[worker]
         began = clock.now
         while self._sending[worker]:
             yield self._news[worker]
         phase(worker, 'pushes', began, clock.now)
         began = clock.now
-        while not all(inbox[each] for each in neighbours):
+        while not all(inbox[each] for each in senders):
             yield self._news[worker]
         phase(worker, 'waits', began, clock.now)
-        mixed = {each: inbox[each].popleft() for each in neighbours}
-        mixed[worker] = replica
-        self._step(worker, one, [mixed[each] for each in sorted(mixed)])
+        parts = {each: inbox[each].popleft() for each in senders}
+        parts[worker] = own
+        return [parts[each] for each in sorted(parts)]
 
-    def _send(self, worker, other, replica):
-        """A process: a replica travels to a neighbour, through the servers into its queue.
+    def _send_to(self, receivers, *args):
+        """Begins to send to all of a list of receivers; see `_send`."""
+        self._sending[args[0]] = len(receivers)
+        for each in receivers:
+            self._clock.start(self._send(each, *args))
 
-        The queue is never full: a worker that is a step ahead has what the neighbour has sent in
+    def _send(self, other, worker, sent, began, number, phases=1):
+        """A process: a list of arrays travels into the queue of a neighbour, when there is room.
+
+        In D-PSGD there always is: a worker that is a step ahead has what the neighbour has sent in
         its last one, and so the neighbour has begun that, and taken what was in the queue.
+
+        Args:
+          other: int, the neighbour.
+          worker: int.
+          sent: list of arrays.
+          began: float, when the worker began its step: the neighbour hears of it, and asks.
+          number: int, of the step.
+          phases: int, after how many steps it sends to this neighbour again.
         """
-        travels, asks = self.travels, self._player.scheme.asks_for_sums
+        travels, clock, asks = self.travels, self._clock, self._player.scheme.asks_for_sums
         if not asks:  # it has sent when the system has it
             self._sending[worker] -= 1
-        for _ in range(2 * asks):
-            yield travels.latency(worker, other)
-        yield from travels.to(worker, other, [value.nbytes for value in replica])
-        self._inbox[other][worker].append(replica)
+        asked = began + 2 * asks * (travels.latency(worker, other) - clock.now)
+        if asked > clock.now:
+            yield asked
+        yield from travels.to(worker, other, [value.nbytes for value in sent])
+        while self._begun[other] < number + 1 - phases:
+            yield self._news[other]
+        self._inbox[other][worker].append(sent)
         self._news[other].fire()
         if asks:
             yield travels.latency(worker, other)
@@ -276,5 +313,24 @@ class InStep(_Neighbours):
             self._news[worker].fire()
 
     def lose(self, worker):
-        sys.exit(f'Worker {worker} is lost at {self._clock.now:.3g} s: with --algorithm=d-psgd '
-                 'nobody goes on without a neighbour.')
+        sys.exit(f'Worker {worker} is lost at {self._clock.now:.3g} s: with '
+                 f'--algorithm={self._player.hparams.algorithm} nobody goes on without a '
+                 'neighbour.')
+
+
+class InOneDirection(InStep):
+    """A worker of SGP: it makes its step, sends a share of what it has, and receives shares."""
+
+    def _step_with(self, worker, number):
+        """A process: a worker computes, steps, sends shares, and receives; see `InStep`."""
+        player, shares, began = self._player, self._player.shares, self._clock.now
+        phases = len(shares.receivers)
+        receivers, senders = (by_phase[number % phases][worker]
+                              for by_phase in (shares.receivers, shares.senders))
+        one = player.compute(worker, player.look(worker))
+        yield self._when_stepped(worker)
+        self._record.phase(worker, 'computes', began, self._clock.now)
+        share = player.share(worker, one.result(), len(receivers))
+        self._send_to(receivers, worker, share, began, number, phases)
+        parts = yield from self._hear(worker, senders, share)
+        self._step(worker, one, [shares.total(parts)])

@@ -18,6 +18,7 @@ from own import Own
 import parts
 from parts import Part
 import shards
+import sharing
 
 _Asked = collections.namedtuple('_Asked', 'worker seen batches')
 
@@ -71,7 +72,7 @@ def _played(program):
         """The scheme. What comes from others is fed.
 
         Attributes:
-          received: list by neighbour of lists of placeholders, their replicas; none in AD-PSGD.
+          received: list by neighbour of lists of placeholders, their replicas; only in D-PSGD.
           given: list of placeholders, what comes in an exchange of AD-PSGD.
           halves, subtracted: lists of tensors and ops, both sides of it; see the folder's `pairs`.
         """
@@ -83,9 +84,11 @@ def _played(program):
             self.halves = program.pairs.add_half(handles, self.given)
             self.subtracted = program.pairs.subtract(handles, self.given)
 
-        def swap(self, x, task_index, neighbours):
-            self.received = [_to_be_given(x) for _ in neighbours]
-            return [], dict(zip(neighbours, self.received))
+        def swap(self, x, task_index, receivers, senders):
+            received = [_to_be_given(x) for _ in senders]
+            if not self.weights:
+                self.received = received
+            return [], dict(zip(senders, received))
 
     return Played
 
@@ -100,6 +103,7 @@ class Replicas:
       source: the source of its batches, see `shards`.
       parameters: int, the bytes of a replica.
       topology: module of the folder.
+      shares: `sharing.Shares`, only in SGP.
       computes_later: bool, see `player.Player`.
       there: collection of ints, the workers whose replicas count in the mean.
       say: function of a string, which prints a line.
@@ -128,6 +132,9 @@ class Replicas:
             self._mean = program.mean.Mean(network, {})
             self._test = make_test and make_test(network, self._mean)
             self.scheme = _played(program)(network, global_step, hparams, 0, num_workers)
+            self._mean.weights = self.scheme.weights
+            if self.scheme.weights:
+                self.shares = sharing.Shares(program, self.scheme, hparams, num_workers)
             kept = self._place(network)
             self._own = Own(kept)
             initialize = [tf.global_variables_initializer(), tf.local_variables_initializer(),
@@ -154,6 +161,8 @@ class Replicas:
                 *(variable for variable in scheme.own if variable.handle.op not in before)]
         places = {variable.handle.op: place for place, variable in enumerate(kept)}
         self._averaged = [places[variable.handle.op] for variable in averaged]
+        self._counted = [*self._averaged,
+                         *(places[weight.handle.op] for weight in scheme.weights)]
         # A replica as it was before an exchange is kept in what the worker has seen.
         places.update(zip(before, self._averaged))
         self._seen = []
@@ -169,12 +178,16 @@ class Replicas:
         batches = [*self.source.placeholders, *scheme.workers]
         fed = [*batches, *scheme.pull]
         computing = [*scheme.pushed, *scheme.computed.values()], fed
-        pushing = list(scheme.push.values()), [*fed, *scheme.pushed, *sum(scheme.received, [])]
+        mixed = scheme.mixed if scheme.weights else sum(scheme.received, [])
+        pushing = list(scheme.push.values()), [*fed, *scheme.pushed, *mixed]
         self._own.make_parts(session, [computing, pushing])
         self._computing, self._push = Part(session, *computing), Part(session, *pushing)
         self._add, self._subtract = (Part(session, side, scheme.given)
                                      for side in (scheme.halves, scheme.subtracted))
         changed = parts.changed_by(self._push.ops | self._add.ops | self._subtract.ops)
+        if scheme.weights:
+            self.shares.make_parts(session, [*fed, *scheme.pushed])
+            changed |= parts.changed_by(self.shares.ops)
         self.computes_later = parts.depend_on_feeds_alone(self._computing.ops, {}, changed)
         self._batches, self._pulled, self._pushed, self._given = (
             [tensor.name for tensor in tensors]
@@ -182,6 +195,8 @@ class Replicas:
         # Worker 0, whose graph this is, comes before its neighbours.
         self._mixed = [[tensor.name for tensor in tensors] for tensors in (
             scheme.pull[1:1 + self._size], *scheme.received)] if scheme.received else []
+        if scheme.weights:
+            self._mixed = [[tensor.name for tensor in scheme.mixed]]
 
     def begin(self, worker, values=None):
         """Gives a worker its first values, the same for all, or `values`, a list of arrays."""
@@ -225,13 +240,28 @@ class Replicas:
         number = len(self._pushed)
         return Step(fed, results[:number], dict(zip(self.scheme.computed, results[number:])))
 
+    def share(self, worker, step, receivers):
+        """Returns what each of a number of receivers gets in SGP, and the worker keeps, of a step.
+
+        Args:
+          worker: int.
+          step: `Step`, which the worker makes.
+          receivers: int.
+
+        Returns:
+          List of arrays.
+        """
+        return self._own.run(worker, self.shares.parts[receivers],
+                             {**step.fed, **dict(zip(self._pushed, step.pushed))})
+
     def push(self, worker, step, mixed=()):
         """Has a worker make a `Step`.
 
         Args:
           worker: int.
           step: `Step`.
-          mixed: list of replicas that become their mean before, in the order of the workers.
+          mixed: list of replicas that become their mean before, in the order of the workers; in
+            SGP, list of one list of arrays, what the worker has after it has received.
         """
         fed = dict(step.fed)
         fed.update(zip(self._pushed, step.pushed))
@@ -250,7 +280,7 @@ class Replicas:
     def form_mean(self):
         """Forms the mean of the replicas that count; returns their number, and the distance."""
         kept = [self._own.values(worker) for worker in sorted(self.there)]
-        return self._mean.form_of(self.session, [[values[place] for place in self._averaged]
+        return self._mean.form_of(self.session, [[values[place] for place in self._counted]
                                                  for values in kept])
 
     def test(self):

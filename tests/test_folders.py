@@ -121,7 +121,7 @@ def test_a_new_folder_is_found_by_itself(tree):
 def test_folders_are_thin():
     """A folder: at most 350 lines of programs; those with more of their own, what they need."""
     more = {'DiLoCo': 560, 'Distributed-MNIST': 660, 'Elastic-Workers': 370, 'FedAvg': 1340,
-            'Gossip': 1830, 'Multiple-GPUs-Single-Machine': 860, 'Parameter-Placement': 470,
+            'Gossip': 2120, 'Multiple-GPUs-Single-Machine': 860, 'Parameter-Placement': 470,
             'Ring-AllReduce': 2080}
     for folder in folders(ROOT):
         lines = sum(len(path.read_text(encoding='utf-8').splitlines())

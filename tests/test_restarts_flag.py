@@ -234,6 +234,14 @@ def test_the_others_go_on(folder):
     assert len(folder.started()) == 3
 
 
+@pytest.mark.parametrize('flags, go_on', [
+    ([], True), (['--how=alone'], True), (['--how=both', '--how', 'alone'], True),
+    (['--how=both'], False), (['--how', 'all'], False), (['--how=alone', '-how=all'], False)])
+def test_unless_a_flag_has_one_of_some_values(flags, go_on):
+    """The last value counts."""
+    assert launch._lacks(flags, 'how=both,all') == go_on
+
+
 def test_the_one_that_was_killed_starts_again_alone(folder):
     """At its address and with its flags."""
     elastic(folder, '--restarts=3', '--model_dir=kept', worker_1=['SIGKILL', 'asked 0'])

@@ -61,10 +61,13 @@ class Played:
     """
 
     def __init__(self, ms, train_steps, said, algorithm='d-psgd', roles='any', rate=0.5, start=None,
-                 momentum=0., delays=None, seed=1, implementation='sockets'):
-        values = dict(defaults(FOLDER, algorithm=algorithm, roles=roles,
+                 momentum=0., delays=None, seed=1, sends_to=None, graph='ring',
+                 implementation='sockets'):
+        values = dict(defaults(FOLDER, algorithm=algorithm, roles=roles, graph=graph,
                                implementation=implementation), learning_rate=rate)
         program = load_program(FOLDER)
+        if sends_to:
+            program.topology.receivers_of = lambda worker, *_: sends_to[worker]
 
         def make():
             source = test_simulation.Optima(ms)
@@ -127,6 +130,10 @@ class Played:
     def all(self):
         """Returns all replicas, a list of floats."""
         return [self.x(worker) for worker in range(len(self.life._computes))]
+
+    def w(self):
+        """Returns the weights of all in SGP, a list of floats."""
+        return [float(self.player.look(worker)[-1]) for worker in range(len(self.life._computes))]
 
     def of(self, worker):
         """Returns a worker's x after each of its steps, a list."""
@@ -285,8 +292,8 @@ def test_two_who_exchange_at_the_same_time_swap_their_replicas(play):
 @pytest.mark.thorough
 @pytest.mark.usefixtures('needs_hosts')
 @pytest.mark.parametrize('implementation, algorithm, messages', [
-    ('servers', 'ad-psgd', 6), ('servers', 'd-psgd', 4), ('sockets', 'ad-psgd', 2),
-    ('sockets', 'd-psgd', 1)])
+    ('servers', 'ad-psgd', 6), ('servers', 'd-psgd', 4), ('servers', 'sgp', 4),
+    ('sockets', 'ad-psgd', 2), ('sockets', 'd-psgd', 1)])
 def test_messages_of_real_workers(programs, tmp_path, implementation, algorithm, messages):
     """On two hosts so far apart that a step takes little but messages."""
     with hosts.Hosts(tmp_path, ['worker-0', 'worker-1'], round_trip=0.2) as network:
@@ -307,7 +314,13 @@ def test_parameters_are_taken_for_larger_ones(play):
 # An independent simulator.
 
 class Independent:
-    """The same, written once more: an agenda of functions, and numbers in place of tensors."""
+    """The same, written once more: an agenda of functions, and numbers in place of tensors.
+
+    Attributes:
+      size: int, the bytes of a message with a replica.
+    """
+
+    size = FLOAT
 
     def __init__(self, ms, train_steps, algorithm, rate=0.5, momentum=0., seed=1, asks=False):
         number, self.asks = len(ms), asks
@@ -338,8 +351,8 @@ class Independent:
         return max(self.latency[i], self.latency[j])
 
     def carry(self, i, j, function, *args):
-        self.out[i] = max(self.out[i], self.now) + FLOAT / self.bandwidth[i]
-        self.into[j] = max(self.into[j], self.now) + FLOAT / self.bandwidth[j]
+        self.out[i] = max(self.out[i], self.now) + self.size / self.bandwidth[i]
+        self.into[j] = max(self.into[j], self.now) + self.size / self.bandwidth[j]
         arrives = max(self.out[i], self.into[j]) - self.now
         self.after(arrives, lambda: self.after(self.far(i, j), function, *args))
 

@@ -94,13 +94,13 @@ def _has(flags, name):
 
 
 def _lacks(flags, setting):
-    """Returns whether a setting, such as `name=value`, is given, and is not the one in `flags`."""
+    """Returns whether a setting, such as `name=one,other`, is given, and `flags` have none."""
     if not setting:
         return False
-    name, _, value = setting.partition('=')
+    name, _, values = setting.partition('=')
     given = [match[1] for match in re.finditer(rf'(?:^|\0)--?{name}[=\0]([^\0]*)',
                                                '\0'.join(flags))]
-    return given[-1:] != [value]
+    return not given or given[-1] not in values.split(',')
 
 
 def _alone(folder, program, flags):
@@ -151,7 +151,7 @@ def _parse():
     parser.add_argument('--first', help='a program to run before')
     parser.add_argument('--others-go-on-with', help='the flag of the programs with which the '
                         'others go on when a task is killed')
-    parser.add_argument('--others-go-on-unless', help='the flag with its value, name=value, '
+    parser.add_argument('--others-go-on-unless', help='the flag with its values, name=one,other, '
                         'without which they do')
     parser.add_argument('--gpus', default='', help='by commas, one for each worker to see, or all '
                         'for the program that trains by itself')
