@@ -7,6 +7,8 @@ import statistics
 # Student's t: 95 % of differences between two means of three values each are within so many of
 # their standard errors.
 _T = 2.776
+EQUAL = 0.02  # nats; what is worse by no more than this counts as equally good
+OPEN = 'open'  # the answer to a question that the noise leaves open
 
 
 class Effect(collections.namedtuple('Effect', 'mean noise is_ratio')):
@@ -33,6 +35,21 @@ class Effect(collections.namedtuple('Effect', 'mean noise is_ratio')):
     def is_at_least(self, margin):
         """Returns whether it is no loss of more than a margin, even at the end of its interval."""
         return self.mean - self.noise >= -margin
+
+    def better(self):
+        """Returns whether one side is better: a bool, or OPEN."""
+        if self.is_sure:
+            return True
+        is_worse, is_nothing = self.mean < -self.noise, abs(self.mean) + self.noise <= EQUAL
+        if is_worse or not math.isfinite(self.mean) or is_nothing and not self.is_ratio:
+            return False
+        return OPEN
+
+    def as_good(self, margin=EQUAL):
+        """Returns whether it is no loss of more than a margin: a bool, or OPEN."""
+        if self.is_at_least(margin):
+            return True
+        return OPEN if self.mean + self.noise >= -margin else False
 
     def __str__(self):
         if not math.isfinite(self.mean):

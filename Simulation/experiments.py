@@ -25,6 +25,8 @@ FIGURES = ['accuracy', 'loss', 'diverged', 'steps', 'examples', 'seconds', 'targ
            'target_seconds', 'staleness', 'staleness_50', 'staleness_90', 'staleness_99',
            'staleness_max', 'dropped', 'computes', 'waits', 'curve', 'wall_seconds', 'megabytes']
 # Further ones: of a model with an excess loss, and of tests on two halves, see `halves`.
+# The most bytes that were in line at a ps, and all bytes that have travelled.
+OF_LINKS = ['in_line', 'sent']
 OF_HALVES = ['excess_loss', 'validation_accuracy', 'validation_loss', 'validation_excess_loss',
              'excess_curve']
 
@@ -54,7 +56,7 @@ class Scheme:
           asked: dict of strings by names of flags.
 
         Returns:
-          Dict of FIGURES and of OF_HALVES: numbers, and '' for those that the scheme does not have.
+          Dict of FIGURES, OF_HALVES and OF_LINKS: numbers, and '' for what it does not have.
 
         Raises:
           SystemExit: with the complaint of the process.
@@ -187,12 +189,12 @@ def figures_of(simulation):
     """Returns the figures of a `simulate.Simulation` that has run, but for those of its process.
 
     Returns:
-      Dict of FIGURES and of OF_HALVES. The excess curve has for each test the local steps, seconds,
-      and the excess loss on both halves of the test set.
+      Dict of FIGURES, OF_HALVES and OF_LINKS. The excess curve has for each test the local steps,
+      seconds, and the excess loss on both halves of the test set.
     """
     record = simulation.record
     last, reached = record.curve[-1], record.reached_target or {}
-    found = dict.fromkeys([*FIGURES, *OF_HALVES], '')
+    found = dict.fromkeys([*FIGURES, *OF_HALVES, *OF_LINKS], '')
     alive = sum(record.seconds.values()) or 1
     found.update(accuracy=last.get('test_accuracy', ''), loss=last.get('test_loss', ''),
                  diverged=int(record.diverged), steps=record.step, examples=last['examples'],
@@ -208,6 +210,9 @@ def figures_of(simulation):
     if record.accepted or record.dropped:
         found['dropped'] = record.dropped / (record.accepted + record.dropped)
     found['excess_loss'] = last.get('test_excess_loss', '')
+    travels = simulation.life.travels
+    for name, amount in (('in_line', travels.most_in_line()), ('sent', travels.sent)):
+        found[name] = '' if amount is None else float(amount)
     found.update((name, last[name]) for name in OF_HALVES if name in last)
     if 'validation_excess_loss' in last:
         found['excess_curve'] = ' '.join(

@@ -36,7 +36,8 @@ def of(scheme, hparams, variables=None):
 
     Args:
       scheme: `seam.Seam` that has made its pull. With compression it gets one of its `workers`.
-      hparams: object that may have the attribute `compression`.
+      hparams: object that may have the attributes `compression` and `error_feedback`; the latter is
+        a flag of the simulation, and True without it.
       variables: list of `tf.Variable` and `tables.Rows`, those for which it pushes; by default all
         of its network.
 
@@ -53,7 +54,8 @@ def of(scheme, hparams, variables=None):
                      'worker. Leave the compression out.')
     compressor = compressors.by_name(hparams.compression)
     with tf.device(scheme.worker_device(scheme.task_index)):
-        return Compression(compressor, variables, scheme.index_to_feed(), scheme.pull[0])
+        return Compression(compressor, variables, scheme.index_to_feed(), scheme.pull[0],
+                           getattr(hparams, 'error_feedback', True))
 
 
 class Uncompressed:
