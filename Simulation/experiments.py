@@ -90,6 +90,8 @@ class Scheme:
 class Table:
     """Results in a CSV file, a row for each simulation; what it has is not simulated again."""
 
+    _is_older = False  # whether the file lacks columns, as one of an older program
+
     def __init__(self, path, columns, figures=tuple(FIGURES)):
         """Reads the file.
 
@@ -103,6 +105,7 @@ class Table:
         self.rows = collections.OrderedDict()
         for row in read(self._path):
             self.rows[self._key(row)] = row
+            self._is_older = not row.keys() >= {*self._columns, *figures}
 
     def _key(self, row):
         return tuple(row.get(name, '') for name in self._columns)
@@ -131,13 +134,15 @@ class Table:
 
     def _write(self, row):
         """Adds a row to the file at once: a run that is cut off loses only what was under way."""
-        is_new = not self._path.exists()
+        is_new = self._is_older or not self._path.exists()
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._path, 'a', newline='', encoding='utf-8') as file:
+        with open(self._path, 'w' if is_new else 'a', newline='', encoding='utf-8') as file:
             writer = csv.DictWriter(file, [*self._columns, *self._figures], lineterminator='\n')
             if is_new:
                 writer.writeheader()
+                writer.writerows(self.rows.values())
             writer.writerow(row)
+        self._is_older = False
 
 
 def add_jobs(parser):
