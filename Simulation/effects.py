@@ -51,6 +51,12 @@ class Effect(collections.namedtuple('Effect', 'mean noise is_ratio')):
             return True
         return OPEN if self.mean + self.noise >= -margin else False
 
+    def larger(self, other):
+        """Returns whether this effect is larger than another one: a bool, or OPEN."""
+        if self.is_larger(other):
+            return True
+        return False if other.is_larger(self) else OPEN
+
     def __str__(self):
         if not math.isfinite(self.mean):
             return {math.inf: 'only the first with all seeds',
@@ -60,6 +66,12 @@ class Effect(collections.namedtuple('Effect', 'mean noise is_ratio')):
             first, middle, last = (math.exp(self.mean + way * self.noise) for way in (-1, 0, 1))
             return f'{middle:.3g} times ({first:.3g} to {last:.3g})'
         return f'{self.mean:.3f} ± {self.noise:.3f}'
+
+
+def every(answers):
+    """Returns whether all of some answers, bools or OPEN, are yes: a bool, or OPEN."""
+    answers = list(answers)
+    return False if False in answers else OPEN if OPEN in answers else True
 
 
 def gain(ours, others, is_ratio=False):

@@ -198,7 +198,7 @@ class Delay(Claim):
               for form, effect in zip(forms, gains)),
             part('what is lost against one worker, at most 0.02: ' + ', '.join(
                 f'{form[0]} {effect}' for form, effect in zip(forms, left)),
-                 any(seen.gain(form, one).as_good() is True for form in forms))]
+                 True in [seen.gain(form, one).as_good() for form in forms])]
 
     @classmethod
     def panels(cls, seen):

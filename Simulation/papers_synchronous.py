@@ -147,6 +147,7 @@ class CriticalBatch(Claim):
         updates = CriticalBatch.updates(seen, .6)
         few, many = (gain(updates[more], updates[less], is_ratio=True)
                      for less, more in ((1, 4), (64, 256)))
+        not_twice = gain(updates[64], updates[256], is_ratio=True)
         early, late = (CriticalBatch.critical(seen, target) for target in CriticalBatch.targets)
         grows = gain(early, late, is_ratio=True)
         sizes = [f'{sum(each) / 3:,.0f}' if max(each) < math.inf else 'more than 8,192'
@@ -155,9 +156,9 @@ class CriticalBatch(Claim):
         return [
             regime('all batches come to 0.6 with each seed', reached),
             part(f'from a batch of 32 to one of 128 fewer updates, by 4 at best, at least 3: {few}',
-                 few.mean - few.noise > math.log(3)),
+                 few.as_good(-math.log(3))),
             part(f'from 2,048 to 8,192 fewer updates, by 4 at best, less than 2: {many}',
-                 many.mean + many.noise < math.log(2)),
+                 not_twice.as_good(math.log(2))),
             part(f'the critical size, {sizes[0]} examples on the way to 0.55 and '
                  f'{sizes[1]} on the way to 0.6, grows: {grows}', grows.better()),
             untested('that the noise scale of the gradient predicts it: the simulation does not '

@@ -133,7 +133,7 @@ def test_replicas_stay_the_same_bit_for_bit_and_nothing_is_lost(workers, name):
     pytest.param([(0., 3.)], [[0, 3.8333333], [0, 1.0833333], [0, 1.4027778], [0, 1.6689815]],
                  [[0, 3.8333333], [0, 3.6944444], [0, 3.5787037]], marks=pytest.mark.thorough),
 ])
-def test_what_is_large_on_each_worker_but_cancels(workers, monkeypatch, third, centers, bare):
+def test_what_is_large_on_each_worker_but_cancels(workers, third, centers, bare):
     """Each sends the larger of two coordinates, and these cancel: the other one never moves."""
     def after(made, number):
         steps = []
@@ -144,11 +144,10 @@ def test_what_is_large_on_each_worker_but_cancels(workers, monkeypatch, third, c
 
     ms = [np.array(m, np.float32) for m in [(6., 0.), (-6., 0.), *third]]
     options = dict(start=[[0., 4.]], compression='topk:0.5')
-    with test_compression.without_feedback(monkeypatch):
-        made = workers(ms, **options)
-        assert after(made, len(bare)) == bare
-        after(made, 60 - len(bare))
-        assert made[0].center() == pytest.approx([0, 3 if third else 4], abs=1e-3)
+    made = workers(ms, error_feedback=False, **options)
+    assert after(made, len(bare)) == bare
+    after(made, 60 - len(bare))
+    assert made[0].center() == pytest.approx([0, 3 if third else 4], abs=1e-3)
     made = workers(ms, **options)
     assert after(made, len(centers)) == centers
     if third:  # it goes around the optimum, which is (0, 1)
@@ -316,3 +315,12 @@ def test_a_run(programs):
 def test_a_run_that_is_refused(programs):
     run = programs.run_sh('Ring-AllReduce', '--implementation=collective', '--compression=sign')
     run.fails('^--compression=sign: .* Take another --implementation[.]$')
+
+@pytest.mark.parametrize('scheme', ['Ring-AllReduce', 'Synchronous-SGD'])
+def test_compression_without_feedback(simulate, scheme):
+    """It trains, and otherwise than with feedback."""
+    said = [simulate(f'--scheme={scheme}', '--workers=2', '--train_steps=20', '--tests=1',
+                     '--compression=topk:0.1', *flags) for flags in (
+                         [], ['--error_feedback=false'])]
+    assert all(status == 0 and not err for status, _, err in said)
+    assert len({line for _, out, _ in said for line in out if ' after 20 steps' in line}) == 2
