@@ -26,7 +26,7 @@ import test_simulation
 from test_ring import together
 
 run_ring, connect, workers = test_ring.run_ring, test_ring.connect, test_ring.workers  # fixtures
-simulated = test_simulation.toy  # a fixture, too
+simulated, simulate = test_simulation.toy, test_simulation.simulate  # fixtures, too
 START = [[8., -3., 0.5], [[0.1, 0.2, 0.3, 0.7]] * 2, [0.7]]
 
 
@@ -291,6 +291,13 @@ def test_what_is_refused_is_not_simulated(programs):
     run.fails('^With these flags the scheme is not simulated: --compression does not go with ')
 
 
+def test_it_is_simulated_without_feedback(simulate):
+    """There the others keep nothing after a push."""
+    status, out, err = simulate('--scheme=Ring-AllReduce', '--workers=2', '--train_steps=20',
+                                '--tests=1', '--compression=topk:0.1', '--error_feedback=false')
+    assert status == 0 and not err and any(' after 20 steps' in line for line in out)
+
+
 # Real processes.
 
 @pytest.mark.thorough
@@ -315,12 +322,3 @@ def test_a_run(programs):
 def test_a_run_that_is_refused(programs):
     run = programs.run_sh('Ring-AllReduce', '--implementation=collective', '--compression=sign')
     run.fails('^--compression=sign: .* Take another --implementation[.]$')
-
-@pytest.mark.parametrize('scheme', ['Ring-AllReduce', 'Synchronous-SGD'])
-def test_compression_without_feedback(simulate, scheme):
-    """It trains, and otherwise than with feedback."""
-    said = [simulate(f'--scheme={scheme}', '--workers=2', '--train_steps=20', '--tests=1',
-                     '--compression=topk:0.1', *flags) for flags in (
-                         [], ['--error_feedback=false'])]
-    assert all(status == 0 and not err for status, _, err in said)
-    assert len({line for _, out, _ in said for line in out if ' after 20 steps' in line}) == 2
