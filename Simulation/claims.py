@@ -147,8 +147,9 @@ def _draw_panel(axes, panel):
     if has_names:
         axes.set_xlim(-0.5, len(places) - 0.5)
     if panel.log:
+        axes.set_yscale('log')
         least, most = axes.get_ylim()
-        style.logarithmic(axes, 'y', (1, 2, 5) if most > 10 * least > 0 else _FINE)
+        style.logarithmic(axes, 'y', (1, 2, 5) if most > 10 * least else _FINE)
         return
     axes.set_ylim(0, 1.03 * axes.get_ylim()[1])
     axes.yaxis.set_major_formatter('{x:,g}')
