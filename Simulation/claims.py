@@ -33,7 +33,8 @@ from matplotlib import pyplot as plt  # noqa: E402
 RESULTS = experiments.HERE / 'results'
 README, PAGE = experiments.HERE / 'README.md', RESULTS / 'claims.md'
 NOT_YET = 'not simulated yet'
-_FINE = 1, 1.5, 2, 3, 4, 5, 7  # ticks of a logarithmic axis of less than a decade
+# Ticks of a logarithmic axis of less than a decade.
+_FINE = 1, 1.2, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8
 _ANSWERS = {True: 'Yes', False: 'No', None: 'Not tested here', OPEN: 'Within the noise'}
 
 
