@@ -14,14 +14,16 @@ CHOOSING = 4  # the seed with which step sizes are chosen
 REPORTED = 1, 2, 3
 MIDDLE, FACTOR, FARTHEST = 0.1, 2, 14  # of the grid of step sizes; and its largest exponent
 # The flags that identify a simulation: columns of the table.
-COLUMNS = ['seed', 'model', 'teacher_shift', 'clicks_rows', 'cluster', 'workers', 'step',
-           'local_steps', 'train_steps', 'tests', 'batch_size', 'learning_rate',
-           'server_learning_rate', 'communication_window', 'constant', 'variance', 'lambda_0',
+COLUMNS = ['seed', 'model', 'teacher_shift', 'teacher_dimension', 'clicks_rows', 'cluster',
+           'workers', 'step', 'latency', 'bandwidth', 'ps_bandwidth', 'parameters', 'local_steps',
+           'train_steps', 'tests', 'batch_size', 'learning_rate', 'server_learning_rate',
+           'communication_window', 'constant', 'variance', 'lambda_0',
            'staleness_bound', 'replicas_to_aggregate', 'aggregate', 'liar', 'scale_learning_rate',
            'warmup_steps', 'outer_learning_rate', 'outer_momentum', 'clients', 'fraction',
-           'classes_per_client', 'epochs']
+           'classes_per_client', 'epochs', 'algorithm', 'roles', 'compression', 'error_feedback',
+           'fragments', 'fragment_delay', 'fragment_alpha']
 FIGURES = ['accuracy', 'loss', 'excess_loss', 'diverged', 'steps', 'examples', 'seconds',
-           'staleness', 'staleness_max', 'waits', 'curve', 'wall_seconds']
+           'staleness', 'staleness_max', 'waits', 'in_line', 'sent', 'curve', 'wall_seconds']
 # A network that has not begun to learn from the teacher is some 1.6 nats above the least loss.
 LEARNS = 1.0
 GONE = 10  # nats; with a larger loss training diverges, even if the loss is still finite
@@ -107,7 +109,8 @@ class Arm:
           rate: string, the flag of the step size; None if nothing is chosen.
           start: int, the exponent at which the search for the step size begins.
           options: list of dicts of flags, of which the best one is chosen, too.
-          like: pair of another arm and a place: the step size is the one that was chosen there.
+          like: pair of another arm and a place: the step size is the one that was chosen there; if
+            that place is None, at the same place.
           flags: the flags that are the same at all places.
         """
         self.scheme, self.at, self.figure, self._flags = scheme, at, figure, flags
@@ -133,7 +136,7 @@ class Arm:
         """
         if self._like:
             arm, there = self._like
-            flags, missing = arm.chosen(table, there)
+            flags, missing = arm.chosen(table, place if there is None else there)
             if flags is None:
                 return None, missing
             return {self.rate: flags[arm.rate]}, []

@@ -22,6 +22,7 @@ import matplotlib
 import tqdm
 from measuring import readmes, style
 import arms
+from effects import OPEN
 import experiments
 import judging
 import papers
@@ -32,7 +33,9 @@ from matplotlib import pyplot as plt  # noqa: E402
 RESULTS = experiments.HERE / 'results'
 README, PAGE = experiments.HERE / 'README.md', RESULTS / 'claims.md'
 NOT_YET = 'not simulated yet'
-_ANSWERS = {True: 'Yes', False: 'No', None: 'Not tested here'}
+# Ticks of a logarithmic axis of less than a decade.
+_FINE = 1, 1.2, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8
+_ANSWERS = {True: 'Yes', False: 'No', None: 'Not tested here', OPEN: 'Within the noise'}
 
 
 class Process(experiments.Scheme):
@@ -106,7 +109,7 @@ def _looks(names):
         look = style.look_of(folder)
         if look['color'] == style.GREY:  # it is of no folder
             look = {'color': style.COLOURS[number], 'marker': style.MARKERS[number],
-                    'markersize': 7 - 1.2 * number, 'linewidth': 3.2 / (number + 1) ** 0.7,
+                    'markersize': max(4, 7 - 1.2 * number), 'linewidth': 3.2 / (number + 1) ** 0.7,
                     'linestyle': style.DASHES[number % len(style.DASHES)]}
         elif folder in folders[:number]:
             darker = [0.6 * part for part in matplotlib.colors.to_rgb(look['color'])]
@@ -124,18 +127,30 @@ def _finite(values):
 
 
 def _draw_panel(axes, panel):
-    """Draws a `judging.Panel`: means, and bars from the least to the most of the seeds."""
+    """Draws a `judging.Panel`: means, and bars from the least to the most of the seeds.
+
+    Kinds, which have names and no order, are not joined by lines, and drawn side by side.
+    """
     places = list(dict.fromkeys(x for line in panel.lines.values() for x in line))
-    if not any(isinstance(x, str) for x in places):
+    has_names = any(isinstance(x, str) for x in places)
+    if not has_names:
         places.sort()
-    for (name, line), look in zip(panel.lines.items(), _looks(panel.lines)):
+    for number, (name, look) in enumerate(zip(panel.lines, _looks(panel.lines))):
+        line, aside = panel.lines[name], 0
+        if has_names:
+            aside = 0.12 * (number - (len(panel.lines) - 1) / 2)
+            look.update(linestyle='none', markersize=7)
         means, below, above = zip(*map(_finite, line.values()))
-        axes.errorbar([places.index(x) for x in line], means, [below, above], label=name,
+        axes.errorbar([places.index(x) + aside for x in line], means, [below, above], label=name,
                       capsize=2, elinewidth=1, **look)
     axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y, xticks=range(len(places)))
     axes.set_xticklabels(places)
+    if has_names:
+        axes.set_xlim(-0.5, len(places) - 0.5)
     if panel.log:
-        style.logarithmic(axes, 'y')
+        axes.set_yscale('log')
+        least, most = axes.get_ylim()
+        style.logarithmic(axes, 'y', (1, 2, 5) if most > 10 * least else _FINE)
         return
     axes.set_ylim(0, 1.03 * axes.get_ylim()[1])
     axes.yaxis.set_major_formatter('{x:,g}')
@@ -165,10 +180,14 @@ def verdict_of(parts):
     """Returns the verdict on what `judge` returns for a claim, a string."""
     if parts is None:
         return NOT_YET
-    found, left = judging.verdict(parts), sum(one.holds is None for one in parts)
-    if not left or found == judging.NOT_TESTED:
+    found = judging.verdict(parts)
+    if found in (judging.NOT_TESTED, judging.IN_NOISE):
         return found
-    return f'{found}; {left} part{"s" * (left > 1)} not tested here'
+    words = [found]
+    for holds, what in ((OPEN, judging.IN_NOISE), (None, judging.NOT_TESTED)):
+        left = sum(one.holds == holds for one in parts)
+        words += [f'{left} part{"s" * (left > 1)} {what}'] if left else []
+    return '; '.join(words)
 
 
 def verdicts_of(judged, page='results/claims.md'):

@@ -7,6 +7,8 @@ import statistics
 # Student's t: 95 % of differences between two means of three values each are within so many of
 # their standard errors.
 _T = 2.776
+EQUAL = 0.02  # nats; what is worse by no more than this counts as equally good
+OPEN = 'open'  # the answer to a question that the noise leaves open
 
 
 class Effect(collections.namedtuple('Effect', 'mean noise is_ratio')):
@@ -34,6 +36,27 @@ class Effect(collections.namedtuple('Effect', 'mean noise is_ratio')):
         """Returns whether it is no loss of more than a margin, even at the end of its interval."""
         return self.mean - self.noise >= -margin
 
+    def better(self):
+        """Returns whether one side is better: a bool, or OPEN."""
+        if self.is_sure:
+            return True
+        is_worse, is_nothing = self.mean < -self.noise, abs(self.mean) + self.noise <= EQUAL
+        if is_worse or not math.isfinite(self.mean) or is_nothing and not self.is_ratio:
+            return False
+        return OPEN
+
+    def as_good(self, margin=EQUAL):
+        """Returns whether it is no loss of more than a margin: a bool, or OPEN."""
+        if self.is_at_least(margin):
+            return True
+        return OPEN if self.mean + self.noise >= -margin else False
+
+    def larger(self, other):
+        """Returns whether this effect is larger than another one: a bool, or OPEN."""
+        if self.is_larger(other):
+            return True
+        return False if other.is_larger(self) else OPEN
+
     def __str__(self):
         if not math.isfinite(self.mean):
             return {math.inf: 'only the first with all seeds',
@@ -43,6 +66,12 @@ class Effect(collections.namedtuple('Effect', 'mean noise is_ratio')):
             first, middle, last = (math.exp(self.mean + way * self.noise) for way in (-1, 0, 1))
             return f'{middle:.3g} times ({first:.3g} to {last:.3g})'
         return f'{self.mean:.3f} ± {self.noise:.3f}'
+
+
+def every(answers):
+    """Returns whether all of some answers, bools or OPEN, are yes: a bool, or OPEN."""
+    answers = list(answers)
+    return False if False in answers else OPEN if OPEN in answers else True
 
 
 def gain(ours, others, is_ratio=False):

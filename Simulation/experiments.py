@@ -25,6 +25,8 @@ FIGURES = ['accuracy', 'loss', 'diverged', 'steps', 'examples', 'seconds', 'targ
            'target_seconds', 'staleness', 'staleness_50', 'staleness_90', 'staleness_99',
            'staleness_max', 'dropped', 'computes', 'waits', 'curve', 'wall_seconds', 'megabytes']
 # Further ones: of a model with an excess loss, and of tests on two halves, see `halves`.
+# The most bytes that were in line at a ps, and all bytes that have travelled.
+OF_LINKS = ['in_line', 'sent']
 OF_HALVES = ['excess_loss', 'validation_accuracy', 'validation_loss', 'validation_excess_loss',
              'excess_curve']
 
@@ -54,7 +56,7 @@ class Scheme:
           asked: dict of strings by names of flags.
 
         Returns:
-          Dict of FIGURES and of OF_HALVES: numbers, and '' for those that the scheme does not have.
+          Dict of FIGURES, OF_HALVES and OF_LINKS: numbers, and '' for what it does not have.
 
         Raises:
           SystemExit: with the complaint of the process.
@@ -88,6 +90,8 @@ class Scheme:
 class Table:
     """Results in a CSV file, a row for each simulation; what it has is not simulated again."""
 
+    _is_older = False  # whether the file lacks columns, as one of an older program
+
     def __init__(self, path, columns, figures=tuple(FIGURES)):
         """Reads the file.
 
@@ -101,6 +105,7 @@ class Table:
         self.rows = collections.OrderedDict()
         for row in read(self._path):
             self.rows[self._key(row)] = row
+            self._is_older = not row.keys() >= {*self._columns, *figures}
 
     def _key(self, row):
         return tuple(row.get(name, '') for name in self._columns)
@@ -129,13 +134,15 @@ class Table:
 
     def _write(self, row):
         """Adds a row to the file at once: a run that is cut off loses only what was under way."""
-        is_new = not self._path.exists()
+        is_new = self._is_older or not self._path.exists()
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._path, 'a', newline='', encoding='utf-8') as file:
+        with open(self._path, 'w' if is_new else 'a', newline='', encoding='utf-8') as file:
             writer = csv.DictWriter(file, [*self._columns, *self._figures], lineterminator='\n')
             if is_new:
                 writer.writeheader()
+                writer.writerows(self.rows.values())
             writer.writerow(row)
+        self._is_older = False
 
 
 def add_jobs(parser):
@@ -187,12 +194,12 @@ def figures_of(simulation):
     """Returns the figures of a `simulate.Simulation` that has run, but for those of its process.
 
     Returns:
-      Dict of FIGURES and of OF_HALVES. The excess curve has for each test the local steps, seconds,
-      and the excess loss on both halves of the test set.
+      Dict of FIGURES, OF_HALVES and OF_LINKS. The excess curve has for each test the local steps,
+      seconds, and the excess loss on both halves of the test set.
     """
     record = simulation.record
     last, reached = record.curve[-1], record.reached_target or {}
-    found = dict.fromkeys([*FIGURES, *OF_HALVES], '')
+    found = dict.fromkeys([*FIGURES, *OF_HALVES, *OF_LINKS], '')
     alive = sum(record.seconds.values()) or 1
     found.update(accuracy=last.get('test_accuracy', ''), loss=last.get('test_loss', ''),
                  diverged=int(record.diverged), steps=record.step, examples=last['examples'],
@@ -208,6 +215,9 @@ def figures_of(simulation):
     if record.accepted or record.dropped:
         found['dropped'] = record.dropped / (record.accepted + record.dropped)
     found['excess_loss'] = last.get('test_excess_loss', '')
+    travels = simulation.life.travels
+    for name, amount in (('in_line', travels.most_in_line()), ('sent', travels.sent)):
+        found[name] = '' if amount is None else float(amount)
     found.update((name, last[name]) for name in OF_HALVES if name in last)
     if 'validation_excess_loss' in last:
         found['excess_curve'] = ' '.join(

@@ -3,11 +3,11 @@
 import collections
 
 from arms import Found
-from effects import gain
+from effects import gain, OPEN
 
 NOT_TESTED = 'not tested here'
-VERDICTS = 'holds', 'holds in part', 'does not hold', NOT_TESTED
-EQUAL = 0.02  # nats; what is worse by no more than this counts as equally good
+IN_NOISE = 'within the noise'
+VERDICTS = 'holds', 'holds in part', 'does not hold', NOT_TESTED, IN_NOISE
 # A panel of a picture: `lines` are dicts by name of dicts by place of lists by seed; `log`: whether
 # y is logarithmic.
 Panel = collections.namedtuple('Panel', 'title x y lines log')
@@ -20,13 +20,13 @@ class Part(collections.namedtuple('Part', 'kind says holds')):
       kind: string: 'part'; 'control', without which the claim does not hold, whatever else does;
         or 'regime', without which there is nothing to see here.
       says: string, what was compared, with figures.
-      holds: bool, or None if it is not tested here.
+      holds: bool; OPEN if the noise is too large to tell; None if it is not tested here.
     """
 
 
 def part(says, holds):
     """Returns a `Part` of what is claimed."""
-    return Part('part', says, bool(holds))
+    return Part('part', says, OPEN if holds == OPEN else bool(holds))
 
 
 def control(says, holds):
@@ -46,9 +46,12 @@ def untested(says):
 
 def verdict(parts):
     """Returns one of VERDICTS for a list of `Part`s."""
-    tested = [one.holds for one in parts if one.kind == 'part' and one.holds is not None]
-    if not tested or not all(one.holds for one in parts if one.kind == 'regime'):
+    told = [one.holds for one in parts if one.kind == 'part' and one.holds is not None]
+    tested = [holds for holds in told if holds != OPEN]
+    if not told or not all(one.holds for one in parts if one.kind == 'regime'):
         return NOT_TESTED
+    if not tested:
+        return IN_NOISE
     if not any(tested) or not all(one.holds for one in parts if one.kind == 'control'):
         return VERDICTS[2]
     return VERDICTS[0 if all(tested) else 1]
@@ -63,14 +66,14 @@ class Seen(Found):
         Args:
           ours: pair of the name of an arm and a place.
           others: the same, of the other side.
-          figure: see `arms.value`; by default that of the arm. Times, and numbers of examples, are
-            compared as ratios.
+          figure: see `arms.value`; by default that of the arm. Times, and numbers of examples
+            and of bytes, are compared as ratios.
 
         Returns:
           `effects.Effect`, positive if ours are better.
         """
         figure = figure or self.arms[ours[0]].figure
-        is_ratio = isinstance(figure, tuple) or figure == 'seconds'
+        is_ratio = isinstance(figure, tuple) or figure in ('seconds', 'in_line')
         return gain(self.values(*ours, figure), self.values(*others, figure), is_ratio)
 
     def lines(self, figure=None):

@@ -18,6 +18,7 @@ class Star:
 
     Attributes:
       into, out, updates: lists of `clock.Queue` by ps: its link in each direction, and its updates.
+      sent: float, the bytes of all tensors that have left so far.
       ignores: tuple of strings, which of `description.KEYS` say nothing about it.
     """
 
@@ -39,7 +40,7 @@ class Star:
             [cluster.of(name, worker) for worker in range(cluster.workers)]
             for name in ('latency', 'bandwidth'))
         self._times_of = functools.lru_cache(_KEPT)(self._times_of_sizes)
-        self._longest, self._has_pushed = 0., False
+        self._longest, self._has_pushed, self.sent = 0., False, 0.
 
     def latency(self, worker):
         """Returns when a message arrives that now leaves for a worker, or from it."""
@@ -60,6 +61,7 @@ class Star:
     def _carry(self, worker, queues, sizes):
         """Returns when tensors of these sizes have passed the links of the worker and the ps."""
         total, each, _ = self._times_of(tuple(sizes))
+        self.sent += total
         now = self._clock.now
         end = now + total / self._bandwidths[worker]
         for queue, seconds in zip(queues, each):
@@ -127,7 +129,7 @@ class Ring:
     round trip, and the beginning takes one more; otherwise a hop takes one way.
 
     Attributes:
-      ignores: see `Star`.
+      ignores, sent: see `Star`.
       asks: bool, whether the receiver asks.
     """
 
@@ -136,7 +138,7 @@ class Ring:
     def __init__(self, clock, cluster, scale=1):
         """See `Star`."""
         self._clock, self._workers, workers = clock, cluster.workers, range(cluster.workers)
-        self._scale, self.asks = scale, True
+        self._scale, self.asks, self.sent = scale, True, 0.
         self._latency = max(cluster.of('latency', worker) for worker in workers)
         self._slowest = min(cluster.of('bandwidth', worker) for worker in workers)
 
@@ -158,6 +160,7 @@ class Ring:
         """Returns when hops are over in each of which every worker sends `piece` bytes."""
         if not hops:
             return self._clock.now
+        self.sent += self._workers * hops * piece
         ways = 2 * (hops + 1) if self.asks else hops
         return self._clock.now + hops * (hop + piece / self._slowest) + ways * self._latency
 
@@ -178,8 +181,7 @@ class Mesh:
 
     Attributes:
       into, out: lists of `clock.Queue` by worker: its link in each direction.
-      sent: float, the bytes of all tensors that have left so far.
-      ignores: see `Star`.
+      ignores, sent: see `Star`.
     """
 
     ignores = 'ps', 'ps_bandwidth', 'update', 'hop', 'hop_work'

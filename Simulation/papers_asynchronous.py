@@ -1,7 +1,7 @@
 """Claims on workers that push each gradient, or each window, without waiting: see `papers`."""
 
 from arms import over, teacher, Arm
-from judging import Claim, control, EQUAL, Panel, part, regime, untested
+from judging import Claim, control, Panel, part, regime, untested
 from effects import gain
 
 
@@ -33,7 +33,7 @@ class Staleness(Claim):
                  all(abs(value - number + 1) <= 0.05 * number
                      for number, values in late.items() for value in values)),
             part(f'with 64 workers the step size chosen for them, {rates[-1]}, over that of one '
-                 f'worker, {rates[0]}: {better}', better.is_sure),
+                 f'worker, {rates[0]}: {better}', better.better()),
             control('with one worker its own step size over that of 64, so that it is not small '
                     f'steps that are better: {alone}', alone.is_sure or not better.is_sure)]
 
@@ -86,7 +86,7 @@ class Sparse(Claim):
         lost = {name: seen.gain((name, 1), (name, 32)) for name in seen.arms}
         return [
             part('sparse: what 32 workers lose after as many examples as one worker, at most 0.005 '
-                 f'nats: {lost[rare]}', seen.gain((rare, 32), (rare, 1)).is_at_least(0.005)),
+                 f'nats: {lost[rare]}', seen.gain((rare, 32), (rare, 1)).as_good(0.005)),
             control(f'they lose more where all rows are shared: {lost[dense]}',
                     lost[dense].is_larger(lost[rare])),
             untested('no locks, and so torn updates: the simulation makes each push in one piece, '
@@ -136,9 +136,9 @@ class Stability(Claim):
                  f'{others} (learning: {_LEARNS})', only),
             *(part(f'DOWNPOUR-Easy fails with {name}, whatever the step size', not learns)
               for name, learns in said.items()),
-            control('each with its own step size, AGN is better, too, where it alone learns with '
-                    '0.1: ' + ', '.join(f'with {number} workers {effect}'
-                                        for number, effect in own.items()),
+            control(f'where AGN alone learns with 0.1, with {", ".join(map(str, only)) or "no"} '
+                    'workers, it is better with the best step size of each, too: ' + ', '.join(
+                        f'with {number} workers {effect}' for number, effect in own.items()),
                     all(own[number].is_sure for number in only))]
 
 
@@ -163,7 +163,7 @@ class Heterogeneity(Claim):
                  for times in _SLOWER}
         return [
             *(part(f'divided by the staleness over divided by N, half {times} times slower: '
-                   f'{gains[times]}', gains[times].is_sure) for times in (4, 16)),
+                   f'{gains[times]}', gains[times].better()) for times in (4, 16)),
             control(f'it gains more than with equal workers, where it is {gains[1]}',
                     gains[16].is_larger(gains[1]))]
 
@@ -173,20 +173,21 @@ class Delay(Claim):
     paper = 'Zheng et al. 2017'
     where = 'abstract'
     says = 'Compensated for the delay, asynchronous SGD is nearly as good as sequential SGD.'
-    here = '4,000 local steps, of 16 workers or of one; lambda is chosen like the step size'
+    here = ('4,000 local steps, of 64 workers or of one; lambda is chosen like the step size: the '
+            'less it is, the nearer is DC-ASGD to HogWild')
     folders = ['DC-ASGD']
     arms = {
-        'HogWild': teacher('HogWild', over('workers', [16]), local_steps=4000),
-        'DC-ASGD, constant': teacher('DC-ASGD', over('workers', [16]), local_steps=4000, options=[
+        'HogWild': teacher('HogWild', over('workers', [64]), local_steps=4000),
+        'DC-ASGD, constant': teacher('DC-ASGD', over('workers', [64]), local_steps=4000, options=[
             {'lambda_0': each} for each in (.04, .4, 4)]),
-        'DC-ASGD, adaptive': teacher('DC-ASGD', over('workers', [16]), local_steps=4000,
+        'DC-ASGD, adaptive': teacher('DC-ASGD', over('workers', [64]), local_steps=4000,
                                      variance='adaptive', options=[
                                          {'lambda_0': each} for each in (.5, 2, 8)]),
         'sequential': teacher('HogWild', over('workers', [1]), local_steps=4000)}
 
     @staticmethod
     def judge(seen):
-        plain, *forms = [(name, 16) for name in list(seen.arms)[:3]]
+        plain, *forms = [(name, 64) for name in list(seen.arms)[:3]]
         one = 'sequential', 1
         delayed = seen.gain(one, plain)
         gains = [seen.gain(form, plain) for form in forms]
@@ -194,11 +195,11 @@ class Delay(Claim):
         return [
             regime(f'the delay does harm: what HogWild loses against one worker: {delayed}',
                    delayed.is_sure),
-            *(part(f'{form[0]} over HogWild: {effect}', effect.is_sure)
-              for form, effect in zip(forms, gains)),
+            *(part(f'{form[0]}, lambda {seen.chosen(*form)["lambda_0"]}, over HogWild: {effect}',
+                   effect.better()) for form, effect in zip(forms, gains)),
             part('what is lost against one worker, at most 0.02: ' + ', '.join(
                 f'{form[0]} {effect}' for form, effect in zip(forms, left)),
-                 any(seen.gain(form, one).is_at_least(EQUAL) for form in forms))]
+                 True in [seen.gain(form, one).as_good() for form in forms])]
 
     @classmethod
     def panels(cls, seen):
@@ -212,14 +213,14 @@ class Bound(Claim):
     where = 'abstract'
     says = ('With a bound on staleness workers wait less than in lock-step; training is faster '
             'than in lock-step and than without a bound.')
-    here = ('16 workers to a test accuracy of 0.55; the bound, 1, 3 or 10, is chosen like the step '
+    here = ('16 workers to a test accuracy of 0.6; the bound, 1, 3 or 10, is chosen like the step '
             'size')
     folders = ['SSP']
     x = 'step times'
     kinds = {'all slow now and then': {'step': 'pareto:1ms:1.5'},
              'one always slow': {'step': ','.join(['2ms'] * 15 + ['16ms'])},
              'equal': {'step': 'lognormal:2ms:0.1'}}
-    figure = 'seconds', .55
+    figure = 'seconds', .6  # sooner, few steps are made, and a single long one decides
     _same = {'workers': 16, 'local_steps': 12000, 'tests': 30, 'start': -1, 'figure': figure}
     arms = {
         'lock-step': teacher('SSP', kinds, staleness_bound=0, **_same),
@@ -238,16 +239,16 @@ class Bound(Claim):
             bound = seen.chosen('bound', kind)['staleness_bound']
             parts += [
                 part(f'{kind}, a bound of {bound}: less of the time spent waiting than in '
-                     f'lock-step: {waits}', waits.is_sure),
-                part(f'{kind}: faster than in lock-step: {gains[kind]}', gains[kind].is_sure),
-                part(f'{kind}: faster than without a bound: {free}', free.is_sure)]
+                     f'lock-step: {waits}', waits.better()),
+                part(f'{kind}: faster than in lock-step: {gains[kind]}', gains[kind].better()),
+                part(f'{kind}: faster than without a bound: {free}', free.better())]
         return [*parts, control('workers that are equal gain less over lock-step: '
                                 f'{gains[equal]}', any(gains[kind].is_larger(gains[equal])
                                                        for kind in unequal))]
 
     @classmethod
     def panels(cls, seen):
-        return [Panel('to an accuracy of 0.55', cls.x, 'virtual seconds', seen.lines(), True),
+        return [Panel('to an accuracy of 0.6', cls.x, 'virtual seconds', seen.lines(), True),
                 Panel('waiting', cls.x, 'share of the time', seen.lines('waits'), False)]
 
 
@@ -272,7 +273,7 @@ class Adagrad(Claim):
                  for number in Adagrad.numbers}
         return [
             *(part(f'with Adagrad over without, {number} workers: {gains[number]}',
-                   gains[number].is_sure) for number in (16, 64)),
+                   gains[number].better()) for number in (16, 64)),
             control(f'it gains more than with one worker, where it is {gains[1]}',
                     gains[64].is_larger(gains[1])),
             untested('thousands of cores, models of a billion parameters, and a warm start with '

@@ -3,7 +3,7 @@
 import math
 
 from arms import over, teacher
-from judging import Claim, control, EQUAL, Panel, part, regime, untested
+from judging import Claim, control, Panel, part, regime, untested
 from effects import gain
 
 _TARGET = .55
@@ -34,7 +34,7 @@ class Backups(Claim):
         *tails, none = gains
         return [
             *(part(f'{kind}, {few[kind]} backups: faster than with none: {gains[kind]}',
-                   gains[kind].is_sure) for kind in tails),
+                   gains[kind].better()) for kind in tails),
             control(f'without a tail they gain less: {gains[none]}',
                     any(gains[kind].is_larger(gains[none]) for kind in tails))]
 
@@ -86,14 +86,16 @@ class Scaling(Claim):
         best = seen.gain(('scaled, warm-up', 16), ('its own step size', 16))
         return [
             *(part(f'{number} workers, scaled from {seen.rate(*one)} with a warm-up, are as good '
-                   f'as one worker, to 0.02: {warm[number]}', warm[number].is_at_least(EQUAL))
+                   f'as one worker, to 0.02: {warm[number]}', warm[number].as_good())
               for number in _NUMBERS[:2]),
-            part(f'{most} workers, with the warm-up over without: {gentle}', gentle.is_sure),
+            part('16 workers: the scaled step size is as good as the best of their own, '
+                 f'{seen.rate("its own step size", 16)}, to 0.02: {best}', best.as_good()),
+            part(f'{most} workers, with the warm-up over without: {gentle}', gentle.better()),
             part(f'there is an end: one worker over {most}, whatever their step size: {end}',
-                 end.is_sure),
-            control(f'16 workers: scaled over not scaled: {grown[16]}', grown[16].is_sure),
-            control('16 workers: the scaled step size is as good as the best of their own, to '
-                    f'0.02: {best}', best.is_at_least(EQUAL))]
+                 end.better()),
+            control('the step size has to grow; scaled with a warm-up over not: ' + ', '.join(
+                f'{number} workers {grown[number]}' for number in _NUMBERS[:2]),
+                    all(grown[number].is_sure for number in _NUMBERS[:2]))]
 
 
 class CriticalBatch(Claim):
@@ -145,6 +147,7 @@ class CriticalBatch(Claim):
         updates = CriticalBatch.updates(seen, .6)
         few, many = (gain(updates[more], updates[less], is_ratio=True)
                      for less, more in ((1, 4), (64, 256)))
+        not_twice = gain(updates[64], updates[256], is_ratio=True)
         early, late = (CriticalBatch.critical(seen, target) for target in CriticalBatch.targets)
         grows = gain(early, late, is_ratio=True)
         sizes = [f'{sum(each) / 3:,.0f}' if max(each) < math.inf else 'more than 8,192'
@@ -153,11 +156,11 @@ class CriticalBatch(Claim):
         return [
             regime('all batches come to 0.6 with each seed', reached),
             part(f'from a batch of 32 to one of 128 fewer updates, by 4 at best, at least 3: {few}',
-                 few.mean - few.noise > math.log(3)),
+                 few.as_good(-math.log(3))),
             part(f'from 2,048 to 8,192 fewer updates, by 4 at best, less than 2: {many}',
-                 many.mean + many.noise < math.log(2)),
+                 not_twice.as_good(math.log(2))),
             part(f'the critical size, {sizes[0]} examples on the way to 0.55 and '
-                 f'{sizes[1]} on the way to 0.6, grows: {grows}', grows.is_sure),
+                 f'{sizes[1]} on the way to 0.6, grows: {grows}', grows.better()),
             untested('that the noise scale of the gradient predicts it: the simulation does not '
                      'measure that')]
 
@@ -197,7 +200,7 @@ class Liars(Claim):
             part('the mean learns nothing if two lie, with any step size; what it loses: '
                  f'{lost}', not seen.learns(*lied)),
             *(part(f'{name} loses at most 0.05 of what the mean has if nobody lies: {effect}',
-                   effect.is_at_least(0.05)) for name, effect in kept.items()),
+                   effect.as_good(0.05)) for name, effect in kept.items()),
             control(f'if nobody lies the median is no better than the mean: {alone}',
                     not alone.is_sure),
             untested('attacks that know the other gradients: --liar makes none')]

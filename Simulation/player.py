@@ -284,8 +284,9 @@ class Player:
         """
         sent = np.stack([one.pushed[0][0] for one in several])
         figures = self._push(0, several[0], 0, {self.scheme.gathered.name: sent})
-        for worker in range(1, len(several)):  # the center is that of all
-            self._own.settle(worker, *self._parts[0].others_keep)
+        others_keep = self._parts[0].others_keep
+        for worker in range(1, len(several)) if others_keep else ():  # the center is that of all
+            self._own.settle(worker, *others_keep)
         return figures
 
     def complete(self, step=0):

@@ -48,7 +48,7 @@ class RoundParts:
       stamps, sums: lists of strings, names of what is fed.
       others_keep: for a ring in which one push is made for all workers: Part that returns what each
         of the others keeps after it, dict by name of the places that are fed to it, and list of the
-        places that it returns, see `own`; None if each worker pushes.
+        places that it returns, see `own`; None if each worker pushes, or the others keep nothing.
     """
 
     center = complete = others_keep = None
@@ -168,9 +168,12 @@ class RoundParts:
             (fetches, fed), = self.pushing
             _, _, reads, assigned = parts.planned(fetches, fed, places)
             # Without the push itself, on which what is read waits.
-            self.others_keep = (
-                Part(session, [tensor for tensor, _ in assigned], [tensor for tensor, _ in reads]),
-                {tensor.name: place for tensor, place in reads}, [place for _, place in assigned])
+            if assigned:
+                self.others_keep = (
+                    Part(session, [tensor for tensor, _ in assigned],
+                         [tensor for tensor, _ in reads]),
+                    {tensor.name: place for tensor, place in reads},
+                    [place for _, place in assigned])
 
     def bytes_of(self, pull, center):
         """Returns the sizes of the tensors of a `_Pull`, a list of ints; see `Round.pull_bytes`."""

@@ -48,6 +48,8 @@ flags.DEFINE_string('board', None, 'directory for events for TensorBoard, on the
 flags.DEFINE_string('timeline_from', '0s', 'the virtual time at which the picture begins')
 flags.DEFINE_float('torn', 0, 'share of the elements of each push that is lost, as where updates '
                    'without a lock overwrite each other', lower_bound=0, upper_bound=1)
+flags.DEFINE_boolean('error_feedback', True, 'with --compression: without it, what a push leaves '
+                     'out is lost, and not added to the next one')
 # The cluster; description.py parses these, and has their defaults.
 flags.DEFINE_string('workers', None, 'how many there are')
 flags.DEFINE_string('ps', None, 'how many parameter servers there are')

@@ -15,7 +15,6 @@ import functools
 import sys
 
 import experiments
-import schemes
 import study_cases
 from study_cases import MissingError, STAGES, Study
 import study_plots
@@ -28,7 +27,7 @@ class Simulator:
     """Simulates a scheme: has a process for each model that is asked for. A context manager.
 
     Attributes:
-      name: string, the folder.
+      name: string, of the study.
     """
 
     def __init__(self, name):
@@ -40,7 +39,7 @@ class Simulator:
         model = flags.pop('model', None)
         if model not in self._processes:
             self._processes[model] = experiments.Scheme(
-                self.name, *([f'--model={model}'] if model else []))
+                study_cases.folder_of(self.name), *([f'--model={model}'] if model else []))
         return self._processes[model].simulate(flags)
 
     def __enter__(self):
@@ -87,7 +86,7 @@ def commands(table, asked):
     name, _, workers = asked.partition(',')
     return [f'{study_report.command(row)}  # {study_report.result(row)}'
             for row in table.rows.values()
-            if row['scheme'] == name and workers in ('', row['workers'])]
+            if study_cases.folder_of(row['scheme']) == name and workers in ('', row['workers'])]
 
 
 def main():
@@ -99,7 +98,7 @@ def main():
                         help='print the commands that repeat what was simulated')
     experiments.add_jobs(parser)
     args = parser.parse_args()
-    names = schemes.folders()
+    names = study_cases.names()
     table = open_table(RESULTS / 'study.csv')
     if args.printed:
         lines = commands(table, args.printed)
@@ -107,12 +106,13 @@ def main():
             sys.exit(f'--print={args.printed}: the study has no such simulation.')
         print('\n'.join(lines))
         return
-    only = args.only.split(',') if args.only else names
+    folders = sorted(set(map(study_cases.folder_of, names)))
+    only = args.only.split(',') if args.only else folders
     for name in only:
-        if name not in names:
-            sys.exit(f'--only={name}: there are {", ".join(names)}.')
+        if name not in folders:
+            sys.exit(f'--only={name}: there are {", ".join(folders)}.')
     if not args.draw:
-        simulate(table, only, args.jobs)
+        simulate(table, [name for name in names if study_cases.folder_of(name) in only], args.jobs)
     study_plots.draw(table, RESULTS)
     study_report.publish(table)
 

@@ -16,7 +16,7 @@ LOCAL_STEPS = {TEACHER: 102400, DIGITS: 10000}
 COLUMNS = ['model', 'workers', 'cluster', 'step', 'update', 'ps_bandwidth', 'torn',
            'teacher_shift', 'learning_rate', 'server_learning_rate', 'communication_window',
            'inner', 'outer', 'outer_learning_rate', 'outer_momentum', 'local_steps', 'tests',
-           'validation', 'seed']
+           'validation', 'seed', 'algorithm', 'roles']
 FIGURES = ['excess_loss', 'validation_excess_loss', 'accuracy', 'validation_accuracy', 'loss',
            'validation_loss', 'diverged', 'examples', 'seconds', 'target_seconds', 'staleness',
            'staleness_90', 'staleness_max', 'computes', 'waits', 'excess_curve', 'wall_seconds',
@@ -35,13 +35,17 @@ RATE = 'learning_rate', 0.1
 # The exponents with which the search of SOME workers begins; 0 for other schemes.
 STARTS = {'HogWild': -2, 'DC-ASGD': -2, 'SSP': -2, 'AGN': -2, 'DOWNPOUR': -2, 'DOWNPOUR-Easy': -4,
           'DynSGD': 2, 'AEASGD': 2, 'Synchronous-SGD': 2, 'Ring-AllReduce': 2, 'Local-SGD': 2,
-          'SAGN': 2}
+          'SAGN': 2, 'Gossip': 2, 'Gossip (d-psgd)': 2}
 # Folders that make the updates of another one, whose step size is tuned; theirs is that one.
 ALIKE = {'Distributed-Setup': 'HogWild', 'Elastic-Workers': 'HogWild',
          'Parameter-Placement': 'HogWild', 'Work-Queue': 'HogWild',
          'Synchronous-SGD-different-learning-rates': 'Synchronous-SGD'}
 # One worker that exchanges only once in ten local steps: nearly plain SGD, for the speed-up.
 REFERENCE = 'Local-SGD'
+# Workers without a common center, whose mean is tested, with the flags of each. They are in some
+# stages only.
+WITHOUT_CENTER = {'Gossip': {'roles': 'bipartite'}, 'Gossip (d-psgd)': {'algorithm': 'd-psgd'}}
+THEIR_STAGES = 'some', 'cluster', 'scale', 'unequal'
 # What makes a ceiling, with what is assumed in its place, and the schemes that are asked.
 CEILINGS = {'update': ['0s', '5us', '500us'], 'ps_bandwidth': ['1Gbit', '100Gbit', 'inf'],
             'torn': ['0.01', '0.1', '0.5']}
@@ -72,9 +76,19 @@ class Absent:
         raise MissingError(self.name, asked)
 
 
+def names():
+    """Returns the names of all schemes of the study, a list."""
+    return [*schemes.folders(), *WITHOUT_CENTER]
+
+
+def folder_of(name):
+    """Returns the folder of a scheme, by its name."""
+    return name.partition(' ')[0]
+
+
 @functools.lru_cache(maxsize=None)
 def _has_window(name):
-    return 'communication_window=' in (schemes.ROOT / name / 'worker.py').read_text(
+    return 'communication_window=' in (schemes.ROOT / folder_of(name) / 'worker.py').read_text(
         encoding='utf-8')
 
 
@@ -162,7 +176,8 @@ class Study:
         """Returns all flags of a simulation, a dict of strings; those of the case come first."""
         flag, rate = rate_of(self.name, exponent)
         windows = {'communication_window': '10'} if _has_window(self.name) else {}
-        return {**windows, flag: rate, **its_case, 'seed': seed}
+        return {**windows, **WITHOUT_CENTER.get(self.name, {}), flag: rate, **its_case,
+                'seed': seed}
 
     def row(self, its_case, exponent=0, seed=SEEDS[0]):
         """Returns the row of a simulation; raises MissingError if it is missing."""
@@ -344,6 +359,8 @@ STAGES = {stage.__name__: stage for stage in (
 
 def has_stage(name, stage):
     """Returns whether a stage, by its name, is about a scheme, by its name."""
+    if name in WITHOUT_CENTER:
+        return stage in THEIR_STAGES
     return (name in ALIKE) == (stage == 'alike')
 
 

@@ -23,6 +23,12 @@ ITSELF = {'markersize': 4, 'linewidth': 2, 'linestyle': '-'}
 OTHERS = {'color': GREY, 'linewidth': 0.6}
 
 
+def _look(name):
+    """Returns how a scheme of the study is drawn, a dict; see `measuring.style.look_of`."""
+    folder = study_cases.folder_of(name)
+    return dict(look_of(folder), **({} if name == folder else {'linestyle': ':'}))
+
+
 def _over_workers(panel):
     """Gives a panel an axis of the number of workers."""
     panel.set(xlabel='workers', xscale='log', xlim=(TICKS[0] / 1.4, TICKS[-1] * 1.4),
@@ -91,7 +97,7 @@ def excess(table):
             panel.axhline(statistics.mean(of_one), color=GREY, linestyle=':', label='one worker')
         for study in studies:
             _line(panel, {number: _excess(study, case(number)) for number in NUMBERS},
-                  label=study.name, **look_of(study.name))
+                  label=study.name, **_look(study.name))
         _over_workers(panel)
         logarithmic(panel, 'y')
         panel.legend(loc='best', handlelength=4)
@@ -120,7 +126,7 @@ def curves(table):
                **dict(OTHERS, linestyle=':', linewidth=1.5))
         for study in studies:
             _curve(panel, best_rows(study, case(SOME)), line, label=study.name,
-                   **look_of(study.name))
+                   **_look(study.name))
         logarithmic(panel, 'y')
         logarithmic(panel, 'x', (1,))
         panel.set(ylim=(0.05, 3), xlabel='virtual s' if line else 'examples')
@@ -141,7 +147,7 @@ def speed_up(table):
             found = {number: study_report.speed_up(table, study, number, CLUSTERS[line])
                      for number in NUMBERS}
             _line(panel, {number: [value] for number, value in found.items() if value},
-                  label=study.name, **look_of(study.name))
+                  label=study.name, **_look(study.name))
         _over_workers(panel)
         logarithmic(panel, 'y', (1,))
         panel.set_ylim(0.01, 1024)

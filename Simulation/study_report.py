@@ -9,16 +9,17 @@ import numpy as np
 import experiments
 import schemes
 import study_cases
-from study_cases import (Absent, ALIKE, case, CLUSTERS, DIGITS, MissingError, NUMBERS, OF_DIGITS,
-                         rate_of, REFERENCE, SOME, STEPS, Study)
+from study_cases import (Absent, ALIKE, case, CLUSTERS, DIGITS, folder_of, MissingError, NUMBERS,
+                         OF_DIGITS, rate_of, REFERENCE, SOME, STEPS, Study)
 
 README = experiments.HERE / 'README.md'
 PAGE = experiments.HERE / 'results' / 'study.md'
 FAMILIES = {
-    'asynchronous, in each step': ['HogWild', 'DC-ASGD', 'SSP', 'Distributed-MNIST'],
+    'asynchronous, in each step': ['HogWild', 'DC-ASGD', 'SSP', 'Distributed-MNIST', 'Gossip'],
     'asynchronous, in windows': ['AGN', 'DynSGD', 'DOWNPOUR', 'DOWNPOUR-Easy'],
     'elastic averaging': ['AEASGD', 'AEAMSGD'],
-    'synchronous': ['Synchronous-SGD', 'Ring-AllReduce', 'Local-SGD', 'DiLoCo', 'SAGN']}
+    'synchronous': ['Synchronous-SGD', 'Ring-AllReduce', 'Local-SGD', 'DiLoCo', 'SAGN',
+                    'Gossip (d-psgd)']}
 DISTURBED = {'none': 'none', 'stragglers': 'a tenth five times slower', 'tails': 'heavy tails'}
 NEAR, LATE = 1.05, 1.25  # as good as the best: an excess loss, a time
 EARLY = study_cases.SHORT // 16  # local steps, at a test of the runs about momentum
@@ -160,7 +161,7 @@ def batch_sentence(table):
 def command(row):
     """Returns the command that repeats the simulation of a row, a string."""
     flags = ' '.join(f'--{name}={row[name]}' for name in study_cases.COLUMNS if row.get(name))
-    return f'bash Simulation/run.sh --scheme={row["scheme"]} {flags}'
+    return f'bash Simulation/run.sh --scheme={folder_of(row["scheme"])} {flags}'
 
 
 def result(row):
@@ -184,7 +185,7 @@ def _again(table, rows):
 
 
 def _link(study):
-    return f'[{study.name}](../../{study.name}/)'
+    return f'[{study.name}](../../{folder_of(study.name)}/)'
 
 
 def _by_workers(numbers, studies, its_cell):
@@ -220,7 +221,8 @@ def _scale(table):
         'times at sites': (lambda study, n: seconds(soonest_rows(
             study, case(n, cluster=CLUSTERS[1]), False), one),
                            soonest_rows(hogwild, case(SOME, cluster=CLUSTERS[1]), False))}
-    found = {name: _again(_by_workers(NUMBERS, studies, its_cell), rows)
+    far = [study for study in studies if study_cases.has_stage(study.name, 'far')]
+    found = {name: _again(_by_workers(NUMBERS, far if 'sites' in name else studies, its_cell), rows)
              for name, (its_cell, rows) in parts.items()}
     alone, its = Study(table, Absent(REFERENCE)), mean_reached(reference_rows(table))
     of_one = [['workers', 'step size', 'excess loss', f's to {TARGET}', 'local steps to it'],
@@ -449,7 +451,7 @@ def conditions(table):
 
 def whats_left(table):
     """Returns in words what is still to be simulated."""
-    found = {stage: study_cases.left(table, schemes.folders(), stage)
+    found = {stage: study_cases.left(table, study_cases.names(), stage)
              for stage in study_cases.STAGES}
     parts = [f'*{stage}* of {"all schemes" if len(names) == _number(stage) else ", ".join(names)}'
              for stage, names in found.items() if names]
@@ -461,7 +463,7 @@ def whats_left(table):
 
 
 def _number(stage):
-    return sum(study_cases.has_stage(name, stage) for name in schemes.folders())
+    return sum(study_cases.has_stage(name, stage) for name in study_cases.names())
 
 
 def tables(table):

@@ -5,7 +5,6 @@ The toy problem: half squares around an optimum m, so that the gradient at x is 
 """
 
 import contextlib
-import functools
 import types
 
 from absl import flags
@@ -53,15 +52,6 @@ def workers(toy):
             common = test_asynchronous.HPARAMS[folder]
         return toy(folder, ms, **dict(common, **changes))
     return make
-
-
-@contextlib.contextmanager
-def without_feedback(monkeypatch):
-    """Within the block, no residual is added to what is sent."""
-    with monkeypatch.context() as patch:
-        patch.setattr(compression, 'Compression',
-                      functools.partial(compression.Compression, feedback=False))
-        yield
 
 
 class Pushes:
@@ -269,16 +259,15 @@ def test_a_push_that_does_not_count_leaves_the_residual_as_it_was():
     pytest.param([(0., 3.)], [[0, 3.8333333], [0, 1.0833333], [0, 1.4027778], [0, 1.6689815]],
                  [[0, 3.8333333], [0, 3.6944444], [0, 3.5787037]], marks=pytest.mark.thorough),
 ])
-def test_what_is_large_on_each_worker_but_cancels(workers, monkeypatch, third, centers, bare):
+def test_what_is_large_on_each_worker_but_cancels(workers, third, centers, bare):
     """Each sends the larger of two coordinates, and these cancel: the other one never moves."""
     ms = [np.array(m, np.float32) for m in [(6., 0.), (-6., 0.), *third]]
     options = dict(start=[[0., 4.]], compression='topk:0.5')
-    with without_feedback(monkeypatch):
-        made = workers('Synchronous-SGD', ms, steps=60, **options)
-        assert [together(made) for _ in bare] == [pytest.approx(each, abs=1e-6) for each in bare]
-        for _ in range(60 - len(bare)):
-            last = together(made)
-        assert last == pytest.approx([0, 3 if third else 4], abs=1e-3)
+    made = workers('Synchronous-SGD', ms, steps=60, error_feedback=False, **options)
+    assert [together(made) for _ in bare] == [pytest.approx(each, abs=1e-6) for each in bare]
+    for _ in range(60 - len(bare)):
+        last = together(made)
+    assert last == pytest.approx([0, 3 if third else 4], abs=1e-3)
     made = workers('Synchronous-SGD', ms, steps=400, **options)
     assert [together(made) for _ in centers] == [pytest.approx(each, abs=1e-6)
                                                  for each in centers]
@@ -310,12 +299,11 @@ def on_a_valley(monkeypatch, feedback):
         return plus / 2 + minus, tf.constant(0.)
 
     program = load_program('HogWild')
-    hparams = types.SimpleNamespace(learning_rate=0.25, use_locking=False, compression='sign')
+    hparams = types.SimpleNamespace(learning_rate=0.25, use_locking=False, compression='sign',
+                                    error_feedback=feedback)
     with contextlib.ExitStack() as stack:
         stack.enter_context(tf.Graph().as_default())
         monkeypatch.setattr(seam.Seam, 'worker_device', staticmethod(lambda task_index: None))
-        if not feedback:
-            stack.enter_context(without_feedback(monkeypatch))
         global_step = tf.train.get_or_create_global_step()
         x = tf.get_variable('x', initializer=[1., 1.])
         scheme = program.Scheme(Problem(loss_at, [x]), global_step, hparams, 0, 1)

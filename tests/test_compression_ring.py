@@ -26,7 +26,7 @@ import test_simulation
 from test_ring import together
 
 run_ring, connect, workers = test_ring.run_ring, test_ring.connect, test_ring.workers  # fixtures
-simulated = test_simulation.toy  # a fixture, too
+simulated, simulate = test_simulation.toy, test_simulation.simulate  # fixtures, too
 START = [[8., -3., 0.5], [[0.1, 0.2, 0.3, 0.7]] * 2, [0.7]]
 
 
@@ -133,7 +133,7 @@ def test_replicas_stay_the_same_bit_for_bit_and_nothing_is_lost(workers, name):
     pytest.param([(0., 3.)], [[0, 3.8333333], [0, 1.0833333], [0, 1.4027778], [0, 1.6689815]],
                  [[0, 3.8333333], [0, 3.6944444], [0, 3.5787037]], marks=pytest.mark.thorough),
 ])
-def test_what_is_large_on_each_worker_but_cancels(workers, monkeypatch, third, centers, bare):
+def test_what_is_large_on_each_worker_but_cancels(workers, third, centers, bare):
     """Each sends the larger of two coordinates, and these cancel: the other one never moves."""
     def after(made, number):
         steps = []
@@ -144,11 +144,10 @@ def test_what_is_large_on_each_worker_but_cancels(workers, monkeypatch, third, c
 
     ms = [np.array(m, np.float32) for m in [(6., 0.), (-6., 0.), *third]]
     options = dict(start=[[0., 4.]], compression='topk:0.5')
-    with test_compression.without_feedback(monkeypatch):
-        made = workers(ms, **options)
-        assert after(made, len(bare)) == bare
-        after(made, 60 - len(bare))
-        assert made[0].center() == pytest.approx([0, 3 if third else 4], abs=1e-3)
+    made = workers(ms, error_feedback=False, **options)
+    assert after(made, len(bare)) == bare
+    after(made, 60 - len(bare))
+    assert made[0].center() == pytest.approx([0, 3 if third else 4], abs=1e-3)
     made = workers(ms, **options)
     assert after(made, len(centers)) == centers
     if third:  # it goes around the optimum, which is (0, 1)
@@ -290,6 +289,13 @@ def test_what_is_refused_is_not_simulated(programs):
     run = programs.start([sys.executable, 'Simulation/simulate.py', '--scheme=Ring-AllReduce',
                           '--compression=sign', '--implementation=collective'], cwd=ROOT)
     run.fails('^With these flags the scheme is not simulated: --compression does not go with ')
+
+
+def test_it_is_simulated_without_feedback(simulate):
+    """There the others keep nothing after a push."""
+    status, out, err = simulate('--scheme=Ring-AllReduce', '--workers=2', '--train_steps=20',
+                                '--tests=1', '--compression=topk:0.1', '--error_feedback=false')
+    assert status == 0 and not err and any(' after 20 steps' in line for line in out)
 
 
 # Real processes.

@@ -198,6 +198,7 @@ def test_what_travels_takes_its_time():
                                    ('pushed', 0): 1.35, ('pushed', 1): 1.6})
     assert star.shares() == pytest.approx({'into the ps': 1 / 1.6, 'out of the ps': 1 / 1.6,
                                            'updates': 0.5 / 1.6})
+    assert star.sent == 4000
     assert star.most_in_line() == pytest.approx(2000), 'two pushes come at the same time'
     assert links.Star(clock, description.Cluster()).most_in_line() is None, 'nothing ever waits'
 
@@ -225,6 +226,7 @@ def test_a_ring_costs_what_the_formula_says():
     ring = links.Ring(Clock(), description.Cluster(workers='4', latency=['5ms', '1ms'],
                                                    bandwidth='8kbit'))
     assert ring.sum([1000, 3000]) == pytest.approx(6 * 4000 / 4 / 1000 + 7 * 2 * 0.005)
+    assert ring.sent == 6 * 4000, 'four workers, a quarter in each of six hops'
     ring.asks = False
     assert ring.sum([1000, 3000]) == pytest.approx(6 * 4000 / 4 / 1000 + 6 * 0.005)
     assert links.Ring(Clock(), description.Cluster(workers='1', latency='1s')).sum([1]) == 0

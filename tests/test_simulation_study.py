@@ -69,7 +69,7 @@ def whole(tmp_path_factory):
     Invented.asked.clear()
     with mock.patch.object(study, 'Simulator', Invented):
         made = study.open_table(path)
-        study.simulate(made, schemes.folders(), jobs=1)
+        study.simulate(made, study_cases.names(), jobs=1)
     return made, path, collections.Counter(Invented.asked)
 
 
@@ -85,13 +85,16 @@ def of(table, name):
 def test_every_scheme_is_in_the_study():
     tuned = [name for members in study_report.FAMILIES.values() for name in members]
     found = [*tuned, *study_cases.ALIKE]
-    assert sorted(found) == schemes.folders(), (
+    assert sorted(found) == sorted(study_cases.names()), (
         'FAMILIES of Simulation/study_report.py has them by kind, ALIKE of study_cases.py those '
         'that make the updates of another one')
     assert set(study_cases.ALIKE.values()) <= set(tuned)
 
 
 def test_what_is_asked_for():
+    asked = of(None, 'Gossip (d-psgd)').asked(case(64), 2)
+    assert (asked['algorithm'], asked['learning_rate']) == ('d-psgd', '0.9')
+    assert 'communication_window' not in asked
     one = of(None, 'AGN')
     asked = one.asked(case(128, cluster='sites', step='2ms,10ms'), -2, seed='3')
     assert asked == {'model': 'teacher', 'workers': '128', 'cluster': 'sites',
@@ -196,7 +199,7 @@ def test_it_goes_on(whole, tmp_path):
     cut.write_text(''.join(lines[:-7]), encoding='utf-8')
     again = study.open_table(cut)
     with mock.patch.object(study, 'Simulator', Invented):
-        study.simulate(again, schemes.folders(), jobs=1)
+        study.simulate(again, study_cases.names(), jobs=1)
     assert len(cut.read_text(encoding='utf-8').splitlines()) == number + 1
     assert study_report.tables(again) == study_report.tables(made)
 
@@ -249,8 +252,9 @@ def test_what_the_tables_say(table):
 def test_the_guides(table):
     excess, times = study_report.excess_guide(table), study_report.times_guide(table)
     tuned = sum(map(len, study_report.FAMILIES.values()))
-    assert re.search(rf'^\| 8 \| 0\.\d+ ± 0\.010 \| .* \| {tuned} \|$', excess, re.MULTILINE)
-    assert f'| sites | 256 | none |  | none | 0 of {tuned} |' in times
+    far = tuned - len(study_cases.WITHOUT_CENTER)
+    assert re.search(rf'^\| 8 \| 0\.\d+( ± 0\.010)? \| .* \| {tuned} \|$', excess, re.MULTILINE)
+    assert f'| sites | 256 | none |  | none | 0 of {far} |' in times
     assert re.search(rf'^\| ethernet \| 64 \| .* \| {tuned} of {tuned} \|$', times, re.MULTILINE)
     empty = experiments.Table(ROOT / 'no such file', study_cases.COLUMNS)
     assert study_report.times_guide(empty) == 'Nothing has been simulated yet.'
@@ -283,6 +287,36 @@ def test_a_cell_is_repeated_by_one_command(table):
         for command in re.findall(r'^    bash .*(?:\\\n.*)*', part, re.MULTILINE):
             assert '--scheme=' in command, name
             assert all(len(line) <= 100 for line in command.splitlines())
+
+
+def test_workers_without_a_center(table):
+    """They are in some stages, in the tables of these, and by their folder in commands."""
+    assert study_cases.has_stage('Gossip', 'unequal') and not study_cases.has_stage('Gossip', 'far')
+    parts = study_report.tables(table)
+    line = '| [Gossip (d-psgd)](../../Gossip/) | 0.1'
+    assert line in parts['least excess'] and '(d-psgd)' not in parts['times at sites']
+    assert 'Gossip (d-psgd)' in study_report.excess_guide(table)
+    commands = [line for line in study.commands(table, 'Gossip,64') if 'd-psgd' in line]
+    assert commands and all('--scheme=Gossip --' in line and '--algorithm=d-psgd ' in line
+                            for line in commands)
+    with mock.patch.object(experiments, 'Scheme') as made:
+        study.Simulator('Gossip (d-psgd)').simulate({'model': 'teacher'})
+    made.assert_called_once_with('Gossip', '--model=teacher')
+
+
+def test_a_table_of_an_older_program(tmp_path):
+    """It has fewer columns: they are added before anything is written."""
+    path = tmp_path / 'study.csv'
+    path.write_text('scheme,workers,seed,loss\nAGN,8,1,0.5\n', encoding='utf-8')
+    made = experiments.Table(path, ['workers', 'seed', 'roles'], ['loss', 'seconds'])
+    assert made.row('AGN', {'workers': '8', 'seed': '1'})['loss'] == '0.5'
+    for seed in '2', '3':
+        scheme = mock.Mock(simulate=lambda asked: {'loss': 0.25, 'seconds': 3})
+        scheme.name = 'AGN'
+        made.simulate(scheme, {'workers': '8', 'seed': seed})
+    assert path.read_text(encoding='utf-8').splitlines() == [
+        'scheme,workers,seed,roles,loss,seconds', 'AGN,8,1,,0.5,', 'AGN,8,2,,0.25,3',
+        'AGN,8,3,,0.25,3']
 
 
 def test_rows_that_diverged():

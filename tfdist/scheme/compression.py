@@ -40,7 +40,8 @@ def of(scheme, hparams, variables=None, optimizer=None):
 
     Args:
       scheme: `seam.Seam` that has made its pull. With compression it gets one of its `workers`.
-      hparams: object that may have the attribute `compression`.
+      hparams: object that may have the attributes `compression` and `error_feedback`; the latter is
+        a flag of the simulation, and True without it.
       variables: list of `tf.Variable` and `tables.Rows`, those for which it pushes; by default all
         of its network.
       optimizer: `tf.train.Optimizer` that gets what is pushed as the gradients of a step; None if
@@ -65,11 +66,14 @@ def of(scheme, hparams, variables=None, optimizer=None):
         arguments = compressor, variables, scheme.index_to_feed(), scheme.pull[0]
         if momentum is not None:
             return DeepGradientCompression(*arguments, momentum)
-        return Compression(*arguments)
+        return Compression(*arguments, getattr(hparams, 'error_feedback', True))
 
 
 def _check_that_it_is_sgd(optimizer, hparams):
     """Ends the program where momentum before the selection is no momentum of the center's."""
+    if not getattr(hparams, 'error_feedback', True):
+        sys.exit(f'--error_feedback=false: with --compression={hparams.compression} what is not '
+                 'sent is the momentum.')
     if optimizer is None:
         sys.exit(f'--compression={hparams.compression}: its momentum is that of gradients of which '
                  'all workers make a step together, and here they push something else, or each by '

@@ -88,8 +88,8 @@ class Seam:
         scheme, so that `recorder` cannot record it; None if it does.
       not_simulated: string, why one scheme in one session cannot play all workers, so that the
         simulation leaves it out; None if it can.
-      not_compared: string, why the study of the simulation, in which all workers train a common
-        center on examples of their own, leaves it out; None if it does not.
+      not_compared: string, why the advisor leaves it out, which compares schemes whose workers
+        train a common center on examples of their own, and so does most of the study; None if not.
       hooks: list of `tf.train.SessionRunHook` that the scheme needs.
       tables_stay_on_ps: bool, whether the scheme can leave a table on the ps and read its rows.
         Otherwise each worker has the whole table.
