@@ -197,7 +197,8 @@ def a_model(function, **more):
 
 def begin(session):
     """Initializes all, and gives each variable values that depend on its shape and place only."""
-    session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+    session.run(tf.global_variables_initializer())
+    session.run(tf.local_variables_initializer())  # of which some copy global ones
     session.run(tf.tables_initializer())
     for i, variable in enumerate(tf.global_variables()):
         if variable.dtype.base_dtype.is_floating:

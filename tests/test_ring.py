@@ -491,6 +491,8 @@ def test_all_take_the_order_of_examples_that_is_due_at_the_step_of_worker_0(clus
     flags.FLAGS.mark_as_parsed()
     spec = tf.train.ClusterSpec({'worker': cluster.spec.as_dict()['worker'][:2]})
 
+    ring = load_program('Ring-AllReduce', 'ring')  # two threads cannot import it at a time
+
     def read(task, step, meets=True):
         """Returns the step and the examples of a session that begins at `step`."""
         graph = tf.Graph()
@@ -501,7 +503,6 @@ def test_all_take_the_order_of_examples_that_is_due_at_the_step_of_worker_0(clus
             begin = tf.tables_initializer()
             of_this_task = types.SimpleNamespace(task_id=task, cluster_spec=lambda: spec)
             parameter = tf.get_variable('x', initializer=0.)
-            ring = load_program('Ring-AllReduce', 'ring')
             met = ring.Ring(of_this_task, ring.Place.among_all(task, 2), [global_step, parameter])
             with tf.Session(cluster.servers['worker', task].target) as session:
                 session.run([global_step.initializer, parameter.initializer])
