@@ -88,7 +88,8 @@ class Summary:
         self.sent = median([row for row in own if row['experiment'] in ('trace', 'quick')],
                            'bytes_per_step')
         self.theory = example and bytes_per_step(
-            example.kind, int(self.rows[0]['workers']), example.window)
+            example.kind, int(self.rows[0]['workers']),
+            example.settings.turn or example.window)
         self.staleness = histogram(self.rows)
         updates = sum(self.staleness.values())
         self.mean_staleness = sum(self.staleness.elements()) / updates if updates else None

@@ -11,6 +11,8 @@ import struct
 import numpy as np
 
 from tfdist.cluster import liveness
+from tfdist.scheme import transfer
+from tfdist.training import traffic
 from tfdist.start.quiet import tf
 import pairs
 import parcels
@@ -69,8 +71,15 @@ class Visits(pairs.Partners):
 
         Args:
           x: list of tensors, the replica.
+
+        Returns:
+          Empty if this worker starts no exchanges.
         """
-        return _call(self.visit, x)
+        if not self._partners:
+            return []
+        # A trace has it as sent to the first partner, though one is drawn in each step.
+        return _call(self.visit, x, traffic.name_of_sender(transfer.size_of(x),
+                                                           f'worker {self._partners[0]}'))
 
     def visit(self, *x):
         """Exchanges with one of the partners that answer; alone, with nobody.
@@ -192,10 +201,10 @@ def _is_closed(connection):
         return False
 
 
-def _call(function, x):
+def _call(function, x, name=None):
     """Returns what a function of arrays makes of tensors, a list of tensors like these."""
     with tf.device('/device:CPU:0'):
-        made = tf.py_func(function, x, [value.dtype for value in x])
+        made = tf.py_func(function, x, [value.dtype for value in x], name=name)
     for one, value in zip(made, x):
         one.set_shape(value.shape)
     return made

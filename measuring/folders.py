@@ -15,8 +15,9 @@ BARE = 'bare limit'  # no folder: the plainest loop in one process, of bench.py
 GROUPS = 'one process', 'asynchronous, in each step', 'asynchronous, in windows', 'synchronous'
 
 
-class Settings(collections.namedtuple('Settings', 'workers flags together note gallery own_steps '
-                                      'update', defaults=(None, (), None, '', True, False, None))):
+class Settings(collections.namedtuple(
+        'Settings', 'workers flags together note gallery own_steps update turn',
+        defaults=(None, (), None, '', True, False, None, None))):
     """What the programs do not say.
 
     Attributes:
@@ -28,6 +29,7 @@ class Settings(collections.namedtuple('Settings', 'workers flags together note g
       own_steps: bool, whether each worker counts its own steps: they exchange parameters in pairs.
       update: int or None, the local steps of all workers in an update, if these do not depend on
         how many workers there are.
+      turn: int or None, the local steps of a worker between two exchanges, if no flag says it.
     """
 
 
@@ -38,7 +40,7 @@ SETTINGS = {
     'Elastic-Workers': Settings(flags=('--join_at=', '--leave_at=')),
     # A tenth of 100 clients, with 15 batches of 5 each.
     'FedAvg': Settings(flags=('--eval_every_secs=0',), together=True, note='batches of 5',
-                       gallery=False, update=150),
+                       gallery=False, update=150, turn=15),
     'Gossip': Settings(own_steps=True),
     'In-Graph-Replication': Settings(workers=2, together=True),
     'Model-Parallel': Settings(workers=2, flags=('--hidden_units=128',), note='momentum',
@@ -126,10 +128,13 @@ class Example:
 def bytes_per_step(kind, workers, window):
     """Returns what a worker sends and gets in one local step, in bytes, without counters.
 
-    The `kind` is that of an `Example`, the `window` in local steps.
+    The `kind` is that of an `Example`, the `window` the local steps between two exchanges. Without
+    a ps it is what a worker sends.
     """
-    if kind in ('server', 'pairs'):
+    if kind == 'server':
         return 2 * DIGITS / window
+    if kind == 'pairs':
+        return DIGITS
     if kind == 'ring':
         return 2 * (workers - 1) / workers * DIGITS
     return 2 * BOUNDARY if kind == 'layers' else 0  # the activations return as gradients

@@ -705,7 +705,8 @@ def test_all_pictures_can_be_drawn(rows, tmp_path):
 
 @pytest.mark.parametrize('kind, workers, window, sent', [
     ('server', 2, 1, 76880), ('server', 8, 10, 7688), ('ring', 2, 1, 38440),
-    ('ring', 4, 1, 57660), ('ring', 1, 1, 0), ('layers', 2, 1, 32768), ('alone', 0, 1, 0)])
+    ('ring', 4, 1, 57660), ('ring', 1, 1, 0), ('pairs', 2, 1, 38440),
+    ('layers', 2, 1, 32768), ('alone', 0, 1, 0)])
 def test_bytes_in_theory(kind, workers, window, sent):
     """9,610 parameters of 4 bytes: 2 K / T, and 2 (N - 1) / N K; activations of 32 times 128."""
     assert bytes_per_step(kind, workers, window) == sent
