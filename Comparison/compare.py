@@ -135,7 +135,9 @@ def _run_folder(each, example, results_dir):
     flags = example.arguments(each.workers, each.window, each.local_steps)
     traced = each.experiment in ('trace', 'quick')
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
-        flags += [f'--notes_dir={directory}', f'--seed={each.seed}',
+        notes_dir = os.path.join(directory, 'notes')  # apart from the files of hosts
+        os.mkdir(notes_dir)
+        flags += [f'--notes_dir={notes_dir}', f'--seed={each.seed}',
                   f'--log_every_n_steps={each.local_steps // 20 if traced else 10**9}']
         logdir = os.path.join(directory, 'model')
         if traced:
@@ -154,7 +156,7 @@ def _run_folder(each, example, results_dir):
                                   round_trip=each.round_trip / 1000)
             env['PYTHON'] = stack.enter_context(network).python()
         done = runs.Run(example.name, *flags, **env)
-        notes = runs.notes_in(directory)
+        notes = runs.notes_in(notes_dir)
     return from_notes(notes, **from_lines(done), asked=each.local_steps)
 
 
