@@ -46,7 +46,6 @@ PARTS = {'table': 1, 'quick': 1, 'trace': 0.2, 'straggler': 0.2, 'window': 0.6, 
 ROUND_TRIPS = 0, 1, 2, 5, 10, 20
 DISTANT = [('HogWild', 1), ('AGN', 10), ('AGN', 50), ('Synchronous-SGD', 1), ('Ring-AllReduce', 1)]
 DISTANT_WINDOWS = 0.04  # of the local steps of a run for the table
-DISTANT_TASKS = 'ps-0', 'worker-0', 'worker-1'  # each on a host with this name
 
 # What to run, and so the key of a row in results.csv. The experiment 'quick' is a short run for the
 # table with a trace.
@@ -135,9 +134,7 @@ def _run_folder(each, example, results_dir):
     flags = example.arguments(each.workers, each.window, each.local_steps)
     traced = each.experiment in ('trace', 'quick')
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
-        notes_dir = os.path.join(directory, 'notes')  # apart from the files of hosts
-        os.mkdir(notes_dir)
-        flags += [f'--notes_dir={notes_dir}', f'--seed={each.seed}',
+        flags += [f'--notes_dir={directory}', f'--seed={each.seed}',
                   f'--log_every_n_steps={each.local_steps // 20 if traced else 10**9}']
         logdir = os.path.join(directory, 'model')
         if traced:
@@ -152,11 +149,10 @@ def _run_folder(each, example, results_dir):
         if each.straggler:
             flags += [f'--straggler=1:{each.straggler}']
         if each.round_trip != '':
-            network = hosts.Hosts(pathlib.Path(directory), DISTANT_TASKS,
-                                  round_trip=each.round_trip / 1000)
-            env['PYTHON'] = stack.enter_context(network).python()
+            network = stack.enter_context(hosts.of_tasks(1, each.workers, each.round_trip / 1000))
+            env['PYTHON'] = network.python()
         done = runs.Run(example.name, *flags, **env)
-        notes = runs.notes_in(notes_dir)
+        notes = runs.notes_in(directory)
     return from_notes(notes, **from_lines(done), asked=each.local_steps)
 
 

@@ -23,17 +23,19 @@ class Pushes:
           may_be_later: bool, whether a push that does not count in one step may do so in a later
             one. The third number of a ticket is its worker then.
         """
-        self._may_be_later, self._queues = may_be_later, collections.OrderedDict()
-        self._on = collections.OrderedDict()  # by device the places of its variables in the list
+        self._may_be_later = may_be_later
+        self._queues = []  # of each device; with it, and the places of its variables in the list
+        on = collections.OrderedDict()
         for place, variable in enumerate(variables):
-            self._on.setdefault(variable.device, []).append(place)
-        for device, places in self._on.items():
+            on.setdefault(variable.device, []).append(place)
+        for device, places in on.items():
             own = [variables[place] for place in places]
             with tf.device(device):
-                self._queues[device] = tf.FIFOQueue(
+                queue = tf.FIFOQueue(
                     -1, [tf.int64, *(variable.dtype.base_dtype for variable in own)],
                     shapes=[(clients.TICKET,), *(variable.shape for variable in own)],
                     shared_name=f'{own[0].op.name}/pushes')
+            self._queues.append((device, places, queue))
 
     def keep(self, changes, ticket):
         """Returns a list of ops that keep the parts of a push.
@@ -43,10 +45,10 @@ class Pushes:
           ticket: int64 tensor that begins with the ticket of the push, on any device.
         """
         ops = []
-        for device, queue in self._queues.items():
+        for device, places, queue in self._queues:
             with tf.device(device):
                 ops.append(queue.enqueue([ticket[:clients.TICKET],
-                                          *(changes[place] for place in self._on[device])]))
+                                          *(changes[place] for place in places)]))
         return ops
 
     def take(self, tickets, weights):
@@ -62,7 +64,7 @@ class Pushes:
           in float32 at least.
         """
         sums = {}
-        for device, queue in self._queues.items():
+        for device, places, queue in self._queues:
             with tf.device(device):
                 counting = tf.identity(tickets)
                 with tf.control_dependencies([counting]):
@@ -73,7 +75,7 @@ class Pushes:
                 rows = [tf.gather(part, which) for part in parts]
                 with tf.control_dependencies([self._put_back(
                         queue, kept, parts, tf.reduce_any(counts, axis=1))]):
-                    sums.update(zip(self._on[device], (self._sum(each, weights) for each in rows)))
+                    sums.update(zip(places, (self._sum(each, weights) for each in rows)))
         return [sums[place] for place in sorted(sums)]
 
     @staticmethod
@@ -96,7 +98,7 @@ class Pushes:
     def clear(self):
         """Returns an op that empties the queues."""
         ops = []
-        for device, queue in self._queues.items():
+        for device, _, queue in self._queues:
             with tf.device(device):
                 ops.append(queue.dequeue_many(queue.size())[0].op)
         return tf.group(*ops)

@@ -195,11 +195,15 @@ def server_of(cluster_spec, task_index, neighbours):
     # worker, as each exchange has its own; else it has to see the neighbours, and worker 0.
     seen = [task_index] if FLAGS.algorithm == 'ad-psgd' else sorted({0, task_index, *neighbours})
     # An exchange over sockets waits in a thread; others ask this server meanwhile how far it is.
-    by_sockets = FLAGS.implementation == 'sockets' and FLAGS.algorithm != 'sgp'
-    config = servers.config(waiting_ops=int(by_sockets),
+    config = servers.config(waiting_ops=int(is_past_servers()),
                             device_filters=list(map(others.device_of, seen)))
     # Distributed: workers reach each other through their servers.
     return tf.train.Server(cluster_spec, 'worker', task_index, config=config), config
+
+
+def is_past_servers():
+    """Returns whether replicas are to go past TensorFlow's servers; those of SGP never do."""
+    return FLAGS.implementation == 'sockets' and FLAGS.algorithm != 'sgp'
 
 
 def past_servers(resolver, server, neighbours, workers):
@@ -214,7 +218,7 @@ def past_servers(resolver, server, neighbours, workers):
     Returns:
       `swaps.Swaps` or `visits.Visits`; or None if all goes through the servers.
     """
-    if FLAGS.implementation == 'servers' or FLAGS.algorithm == 'sgp' or not neighbours:
+    if not is_past_servers() or not neighbours:
         return None
     me, number = resolver.task_id, resolver.cluster_spec().num_tasks('worker')
     partners = topology.partners_of(me, number, FLAGS.roles)
@@ -262,11 +266,11 @@ def train_among_neighbours(_):
             target = server.target if index == task_index else f'grpc://{address}'
             workers[index] = others.Worker(index, target,
                                            [*tf.global_variables(), *scheme.weights])
-        exchanges = scheme.before and pairs.Pairs(
-            workers, task_index, topology.partners_of(task_index, num_workers, FLAGS.roles),
-            network.variables, scheme.before, FLAGS.seed, FLAGS.exchange_secs)
-        if by_sockets and not is_synchronous:
-            exchanges = by_sockets
+        exchanges = None if is_synchronous else by_sockets
+        if scheme.before:
+            exchanges = pairs.Pairs(
+                workers, task_index, topology.partners_of(task_index, num_workers, FLAGS.roles),
+                network.variables, scheme.before, FLAGS.seed, FLAGS.exchange_secs)
         # Distributed: all begin with the values of one worker, and end together.
         ends = together.Together(workers, task_index, neighbours, watching, not is_synchronous)
 

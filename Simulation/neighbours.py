@@ -159,10 +159,7 @@ class Visiting(_Neighbours):
         player, travels = self._player, self.travels
         if not life:
             return None
-        seen = player.look(worker)
-        replica = player.replica(seen)
-        sizes = [value.nbytes for value in replica]
-        yield from travels.to(worker, partner, sizes)
+        seen, replica, sizes = yield from self._bring(worker, partner)
         if self._there.get(partner) is not life:
             return None
         yield self.processors.stage()
@@ -170,6 +167,18 @@ class Visiting(_Neighbours):
         yield from travels.to(partner, worker, sizes)
         player.subtract(worker, halves)
         return seen
+
+    def _bring(self, worker, partner):
+        """A process: a worker's replica travels to a partner.
+
+        Returns:
+          Triple of what the worker has seen, its replica, and the bytes of each part of that.
+        """
+        seen = self._player.look(worker)
+        replica = self._player.replica(seen)
+        sizes = [value.nbytes for value in replica]
+        yield from self.travels.to(worker, partner, sizes)
+        return seen, replica, sizes
 
 
 class InPairs(Visiting):
@@ -193,10 +202,7 @@ class InPairs(Visiting):
             return None
         yield travels.latency(worker, partner)
         yield stage()
-        seen = player.look(worker)
-        replica = player.replica(seen)
-        sizes = [value.nbytes for value in replica]
-        yield from travels.to(worker, partner, sizes)
+        seen, replica, sizes = yield from self._bring(worker, partner)
         if self._there.get(partner) is not life:
             return None
         yield stage()

@@ -359,20 +359,10 @@ def test_pairs_alone(gossip):
     assert list(map(distance, found)) == pytest.approx([8, 2, 0.5, 0.125], **EXACT)
 
 
-def test_ad_psgd(gossip):
-    """The gradient is that of before the exchange."""
-    made = gossip([0, 4])
-    found = []
-    for worker in 0, 1, 0, 1:
-        made.step(worker, 1 - worker)
-        found.append(made.x())
-    assert found == [[4, 8], [6, 4], [2, 5], [3.5, 3]]
-    assert [int(each.session.run(each.global_step)) for each in made.made] == [2, 2]
-
-
-def test_ad_psgd_past_the_servers(visiting):
-    """As through the servers."""
-    made = visiting([0, 4])
+@pytest.mark.parametrize('implementation', ['gossip', 'visiting'])
+def test_ad_psgd(request, implementation):
+    """The gradient is that of before the exchange: through the servers, and past them."""
+    made = request.getfixturevalue(implementation)([0, 4])
     found = []
     for worker in 0, 1, 0, 1:
         made.step(worker, 1 - worker)
