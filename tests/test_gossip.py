@@ -818,18 +818,20 @@ def test_without_worker_0_nobody_tests(started):
 
 
 @pytest.mark.thorough
-def test_d_psgd_ends_when_one_is_killed_and_a_new_start_resumes(started, programs):
-    """All end; worker 0 saves the mean, from which all go on."""
-    flags_ = ['--algorithm=d-psgd', f'--model_dir={programs.directory / "model"}',
+@pytest.mark.parametrize('algorithm, patience', [('d-psgd', 6), ('sgp', 20)])
+def test_it_ends_when_one_is_killed_and_a_new_start_resumes(started, programs, algorithm,
+                                                            patience):
+    """All end, also those to whom it does not send; worker 0 saves the mean, and all resume."""
+    flags_ = [f'--algorithm={algorithm}', f'--model_dir={programs.directory / "model"}',
               '--save_checkpoint_secs=1']
-    tasks, workers = started(3, *flags_, '--patience_secs=6')
+    tasks, workers = started(3, *flags_, f'--patience_secs={patience}')
     wait_until(lambda: not (tf.train.latest_checkpoint(str(programs.directory / 'model'))
                             or '-0').endswith('-0'), 'no checkpoint by', *workers)
     workers[2].kill()
     for i in 0, 1:
         assert workers[i].wait() == 75 and len(workers[i].err) == 1, str(workers[i])
         assert f'worker {i}: ' in workers[i].err[0]
-        assert re.search(r'lost a neighbour|does not answer \(.+\). Gave up after 6 s',
+        assert re.search(rf'lost a neighbour|does not answer \(.+\). Gave up after {patience} s',
                          workers[i].err[0])
     workers = [tasks.start('worker', i) for i in range(3)]
     resumed = int(workers[0].wait_for(RESUMES)['step'])

@@ -4,8 +4,6 @@ The toy problem as in `test_gossip`: x starts at 8, gradient z - m, learning rat
 """
 
 import importlib
-import re
-import sys
 
 from absl import flags
 import numpy as np
@@ -15,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from tfdist.scheme import recipe
 
 from conftest import load_program
-from processes import BEGINS, DID, MEAN, RESUMES, STEP, Tasks, TEST, wait_until
+from processes import MEAN, TEST
 from test_gossip import at_once, distance, EXACT
 
 UNEVEN = {0: [1, 2], 1: [2], 2: [0]}  # by worker, to whom it sends
@@ -278,29 +276,3 @@ def test_real_workers(programs, workers, its_flags):
     assert run.wait() == 0
     assert f'the mean of {workers} replicas' in run.matches(MEAN)[-1].group()
     assert float(run.matches(TEST)[-1]['accuracy']) >= 0.95
-
-
-@pytest.mark.thorough
-def test_it_ends_when_one_is_killed_and_a_new_start_resumes(programs):
-    """All end, also those that the killed one does not send to; all go on from the mean."""
-    model_dir = programs.directory / 'model'
-    tasks = Tasks(programs, num_ps=0, num_workers=3, folder='Gossip', flags=[
-        '--algorithm=sgp', '--train_steps=300', '--log_every_n_steps=5', '--patience_secs=20',
-        '--straggler=0:0.03', f'--model_dir={model_dir}', '--save_checkpoint_secs=1'],
-        python=sys.executable)
-    workers = [tasks.start('worker', i) for i in range(3)]
-    for worker in workers:
-        worker.wait_for(STEP)
-    wait_until(lambda: not (tf.train.latest_checkpoint(str(model_dir)) or '-0').endswith('-0'),
-               'no checkpoint by', *workers)
-    workers[2].kill()
-    for i in 0, 1:
-        assert workers[i].wait() == 75 and len(workers[i].err) == 1, str(workers[i])
-        assert re.search(rf'worker {i}: (lost a neighbour|.+does not answer \(.+\). Gave up)',
-                         workers[i].err[0])
-    workers = [tasks.start('worker', i) for i in range(3)]
-    resumed = int(workers[0].wait_for(RESUMES)['step'])
-    for worker in workers:
-        worker.ends_well()
-        assert int(worker.wait_for(BEGINS)['step']) == resumed > 0
-        assert int(worker.wait_for(DID)['local_steps']) == 300 - resumed
