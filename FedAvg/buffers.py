@@ -32,7 +32,8 @@ class Buffers(rounds.Steps):
     def asks(self, after=()):
         """See the base class: the ticket, and whether the run is over."""
         ticket = self._scheme.admissions.draw(self._global_step, after)
-        return tf.concat([ticket, self.ends()], axis=0)
+        with tf.control_dependencies([ticket]):  # an end before it would be missed
+            return tf.concat([ticket, self.ends()], axis=0)
 
     def make_open(self, scheme):
         stamp, number = scheme.clock.read(), self._hparams.buffer
