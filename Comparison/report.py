@@ -225,9 +225,9 @@ def tables(rows, place):
 
 ABOUT = """
 Each scheme was run with 2 workers on one machine of {machine}, with the step size of its folder,
-not tuned. [The study](../Simulation/#the-study) simulates {many} workers {problem}, and tunes the step
-sizes. Schemes that are as good as each other stand together: accuracies within {equal}, three of
-the test images; {losses}other figures within a quarter.
+not tuned. [The study](../Simulation/#the-study) simulates {many} workers {problem}, and tunes the
+step sizes. Schemes that are as good as each other stand together: accuracies within {equal}, three
+of the test images; {losses}other figures within a quarter.
 """
 WHY = """
 With 2 workers an update is {stale:.1f} updates late, and a window only saves exchanges; with {many}

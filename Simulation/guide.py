@@ -71,14 +71,15 @@ def ask(advisor, model, cluster, minutes):
 
 
 def _of(rows, model, cluster):
-    """Returns the rows of a pair that came to the target, the best one first."""
-    its = [row for row in rows if (row['model'], row['cluster']) == (model, cluster)]
-    return sorted((row for row in its if row['seconds']), key=lambda row: int(row['rank']))
+    """Returns the rows of a pair, the best one first."""
+    return sorted((row for row in rows if (row['model'], row['cluster']) == (model, cluster)),
+                  key=lambda row: int(row['rank']))
 
 
 def _are_first(its):
     """Returns the rows of a pair that are as good as the first one; it takes what `_of` returns."""
-    return [row for row in its if float(row['seconds']) <= _ALIKE * float(its[0]['seconds'])]
+    there = [row for row in its if row['seconds']]
+    return [row for row in there if float(row['seconds']) <= _ALIKE * float(there[0]['seconds'])]
 
 
 def _link(row, root):
@@ -92,7 +93,10 @@ def _seconds(row):
 def _cell(its):
     """Returns the cell of a pair, from what `_of` returns."""
     if not its:
-        return 'none of them comes there'
+        return ''
+    its = [row for row in its if row['seconds']]
+    if not its:
+        return 'none comes there in the time simulated'
     first, *others = its
     parts = [_link(first, '')]
     if first['scheme'] != ALONE:
@@ -134,7 +138,7 @@ def first(rows):
     found = collections.OrderedDict()
     for model in MODELS:
         for cluster in CLUSTERS:
-            for row in _are_first(_of(rows, model, cluster) or [{'seconds': 'nan'}]):
+            for row in _are_first(_of(rows, model, cluster)):
                 found.setdefault(_link(row, '../'), []).append(f'{model} ({cluster})')
     return '\n'.join(f'- {name}: {", ".join(pairs)}' for name, pairs in found.items())
 
