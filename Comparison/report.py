@@ -28,6 +28,7 @@ FORMS = {'accuracy': '{:.3f} of the test images', 'seconds_to_95': '{:.2f} s to 
          'straggling': '{:.0f} local steps/s with a straggler', 'rate': '{:.0f} local steps/s'}
 # Figures of which less is better.
 LEAST = 'seconds_to_95', 'target_seconds', 'excess_seconds', 'excess_loss', 'sent'
+HERE = ROOT / 'Comparison'
 STUDY, OLDER_STUDY = (ROOT / 'Simulation' / 'results' / name
                       for name in ('study.csv', 'older-study.csv'))
 MANY, ENOUGH = 64, 0.95  # workers of the study in the guide; the accuracy of the older one in time
@@ -225,9 +226,9 @@ def tables(rows, place):
 
 ABOUT = """
 Each scheme was run with 2 workers on one machine of {machine}, with the step size of its folder,
-not tuned. [The study](Simulation/#the-study) simulates {many} workers {problem}, and tunes the step
-sizes. Schemes that are as good as each other stand together: accuracies within {equal}, three of
-the test images; {losses}other figures within a quarter.
+not tuned. [The study](../Simulation/#the-study) simulates {many} workers {problem}, and tunes the
+step sizes. Schemes that are as good as each other stand together: accuracies within {equal}, three
+of the test images; {losses}other figures within a quarter.
 """
 WHY = """
 With 2 workers an update is {stale:.1f} updates late, and a window only saves exchanges; with {many}
@@ -382,7 +383,7 @@ def guide(rows, study):
              {each.name: soon.get(each.name) for each in exact})]:
         values = {each.name: getattr(each, figure) for each in candidates}
         lines.append(readmes.line([
-            situation, _choice(values, figure, lambda name: link(name, ROOT)),
+            situation, _choice(values, figure, lambda name: link(name, HERE)),
             _choice(many, told.best if figure == 'accuracy' else told.seconds)]))
     said = {'machine': rows[0]['machine'].partition(',')[0], 'equal': EQUAL, 'many': MANY,
             'stale': statistics.median(each.mean_staleness for each in spread
@@ -435,11 +436,11 @@ def publish(rows, pictures, root=ROOT):
     Raises:
       SystemExit: if a marker is missing.
     """
-    here = ROOT / 'Comparison'
-    parts = {'README.md': {'why': why(), 'guide': guide(rows, the_study())},
+    parts = {'README.md': {'why': why()},
              'Comparison/README.md': {
-                 'table': table(rows, here).rstrip(),
-                 'gallery': '\n\n'.join(models_tables(rows, here)),
+                 'guide': guide(rows, the_study()),
+                 'table': table(rows, HERE).rstrip(),
+                 'gallery': '\n\n'.join(models_tables(rows, HERE)),
                  'round trips': round_trips(rows),
                  'pictures': '\n\n'.join(f'![{caption}](results/{name}.png)\n\n{caption}.'
                                          for name, caption in pictures.items()

@@ -98,9 +98,8 @@ class Unequal(Claim):
             'client has one class or two')
     folders = ['Local-SGD', 'FedAvg']
     x = 'epochs in a round'
-    epochs = [1, 4, 20]
     arms = {name: Arm('FedAvg', {each: {'epochs': each, 'train_steps': 320 // each}
-                                 for each in epochs},
+                                 for each in _EPOCHS},
                       figure='loss', start=1, clients=8, fraction=1, workers=8, batch_size=32,
                       **data)
             for name, data in (('equal data', {}), ('sorted data', {'classes_per_client': 1}))}
@@ -108,11 +107,11 @@ class Unequal(Claim):
     @staticmethod
     def judge(seen):
         lost = {(name, epochs): seen.gain((name, 1), (name, epochs))
-                for name in seen.arms for epochs in Unequal.epochs[1:]}
+                for name in seen.arms for epochs in _EPOCHS[1:]}
         return [
             *(part(f'sorted: what rounds of {epochs} epochs lose against rounds of one: '
                    f'{lost["sorted data", epochs]}', lost['sorted data', epochs].better())
-              for epochs in Unequal.epochs[1:]),
+              for epochs in _EPOCHS[1:]),
             control(f'with equal data rounds of 20 lose less: {lost["equal data", 20]}',
                     lost['sorted data', 20].is_larger(lost['equal data', 20]))]
 

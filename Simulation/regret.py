@@ -18,18 +18,16 @@ setting that was chosen one of results/regret-advice.csv; a command that was sto
 import argparse
 import collections
 import contextlib
-import json
 import pathlib
 import random
-import subprocess
 import sys
 import tempfile
 
 from measuring import hosts, runs
 from measuring.results import machine, read, write
 import advise
-import advise_folders
 import advise_measure
+import advised
 import experiments
 import regret_report
 from regret_report import ADVISED, ALONE, LOT_ROLE, NEAR_ROLE, SETTING
@@ -180,38 +178,17 @@ class Judge:
 
     def __init__(self, results, place):
         """Takes two paths: where the files of the results are, and where the advisor works."""
-        self.results, self.place = results, place
+        self.results, self._advisor = results, advised.Advisor(place, say)
         self._rows, self._advice = (read(results / name) for name in regret_report.FILES)
 
     def _folder(self, model):
-        return advise_folders.Folder('HogWild', MODELS[model].flags, self.place / 'folders' / model)
-
-    def _costs(self, model):
-        """Returns the path of the costs of a model, which are measured once."""
-        path = self.place / f'costs-{model}.json'
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            advise_measure.measure(self._folder(model), say).write(path)
-        return path
+        return self._advisor.folder(model, MODELS[model].flags)
 
     def advice(self, pair, minutes):
-        """Returns the answer of the advisor for a `Pair`, a dict; asks it once.
-
-        Raises:
-          SystemExit: if it has no answer.
-        """
-        directory = self.place / f'{pair.model}-{pair.cluster.replace(" ", "-")}-{minutes:g}'
-        path = directory / 'answer.json'
-        if not path.exists():
-            done = subprocess.run(
-                [sys.executable, str(experiments.HERE / 'advise.py'), f'--minutes={minutes:g}',
-                 f'--cluster={in_words(pair)}', f'--costs={self._costs(pair.model)}',
-                 f'--target={MODELS[pair.model].target}', f'--results_dir={directory}', '--',
-                 *MODELS[pair.model].flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                universal_newlines=True, check=False)
-            if done.returncode:
-                sys.exit(f'{"/".join(pair)}: {(done.stdout.splitlines() or ["no answer"])[-1]}')
-        return json.loads(path.read_text(encoding='utf-8'))
+        """Returns the answer of the advisor for a `Pair`, see `advised.Advisor.answer`."""
+        model = MODELS[pair.model]
+        return self._advisor.answer(pair.model, model.flags, model.target, in_words(pair),
+                                    pair.cluster, minutes)
 
     def choose(self, pair, minutes, most):
         """Asks the advisor; keeps and returns what `chosen_settings` does."""
@@ -226,14 +203,14 @@ class Judge:
         self._write()
         return found
 
-    def run(self, pair, setting, repeat, advised):
+    def run(self, pair, setting, repeat, expected):
         """Really runs a setting if there is no row of it; keeps the row.
 
         Args:
           pair: `Pair`.
           setting: dict, one of the advisor's candidates.
           repeat: int, from 0 on.
-          advised: float, the predicted seconds of what is advised, or None.
+          expected: float, the predicted seconds of what is advised, or None.
         """
         its = dict(pair._asdict(), repeat=str(repeat),
                    **{name: str(setting[name]) for name in SETTING})
@@ -244,7 +221,7 @@ class Judge:
         row = dict.fromkeys(COLUMNS, '')
         row.update(its, machine=machine())
         try:
-            row.update(really_run(pair, path, setting, repeat, advised))
+            row.update(really_run(pair, path, setting, repeat, expected))
         except SystemExit as error:
             row['complaint'] = str(error).splitlines()[-1]
         self._rows.append({name: str(row[name]) for name in COLUMNS})
@@ -254,10 +231,10 @@ class Judge:
         """Asks the advisor about a `Pair`, and runs what was chosen; takes what `parse` returns."""
         for minutes in options.minutes:
             chosen = self.choose(pair, minutes, options.most)
-            advised = chosen[0][1]['seconds']
+            expected = chosen[0][1]['seconds']
             for repeat in range(options.repeats):
                 for _, setting in chosen:
-                    self.run(pair, setting, repeat, advised)
+                    self.run(pair, setting, repeat, expected)
 
     def _write(self):
         self.results.mkdir(parents=True, exist_ok=True)
@@ -266,15 +243,15 @@ class Judge:
             write(self.results / name, columns, rows)
 
 
-def steps_of(setting, advised):
+def steps_of(setting, expected):
     """Returns how many global steps a setting is run for, an int.
 
     Args:
       setting: dict, one of the advisor's candidates.
-      advised: float, the predicted seconds of what is advised, or None.
+      expected: float, the predicted seconds of what is advised, or None.
     """
     own, others = _ENOUGH
-    seconds = max(own * (setting['seconds'] or 0), others * (advised or _MOST_SECONDS))
+    seconds = max(own * (setting['seconds'] or 0), others * (expected or _MOST_SECONDS))
     local_steps = min(seconds, _MOST_SECONDS) * setting['local_steps_per_second']
     return max(1, round(local_steps / setting['local_steps_of_update']))
 
@@ -291,7 +268,7 @@ def hosts_of(pair, setting):
         yield {'PYTHON': network.python()}
 
 
-def really_run(pair, folder, setting, repeat, advised):
+def really_run(pair, folder, setting, repeat, expected):
     """Makes a run; returns figures, a dict by names of COLUMNS.
 
     Args:
@@ -299,12 +276,12 @@ def really_run(pair, folder, setting, repeat, advised):
       folder: path of the folder that is run.
       setting: dict, one of the advisor's candidates.
       repeat: int, from 0 on.
-      advised: float, see `Judge.run`.
+      expected: float, see `Judge.run`.
 
     Raises:
       SystemExit: if it fails.
     """
-    flags = [*setting['flags'], f'--train_steps={steps_of(setting, advised)}',
+    flags = [*setting['flags'], f'--train_steps={steps_of(setting, expected)}',
              f'--seed={repeat + 1}', f'--log_every_n_steps={10 ** 9}']
     if setting['straggler']:
         flags.append(f'--straggler={setting["straggler"]}')

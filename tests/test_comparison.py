@@ -737,8 +737,8 @@ def test_the_readmes_have_the_published_results(rows, tmp_path):
             encoding='utf-8'), '--publish --draw mends this'
     report.publish(rows, {}, tmp_path)
     above, here = [(tmp_path / name).read_text(encoding='utf-8') for name in names]
-    assert '[HogWild](HogWild/): 2.00 s' in above and '[HogWild](../HogWild/) | 2 |' in here
-    (tmp_path / names[0]).write_text(above.replace('<!-- guide ends -->', ''), encoding='utf-8')
+    assert '[HogWild](../HogWild/): 2.00 s' in here and '[HogWild](../HogWild/) | 2 |' in here
+    (tmp_path / names[0]).write_text(above.replace('<!-- why ends -->', ''), encoding='utf-8')
     with pytest.raises(SystemExit, match='has not once'):
         report.publish(rows, {}, tmp_path)
 
