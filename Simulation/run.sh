@@ -6,7 +6,7 @@
 #     bash run.sh --replay=DIR               repeats a real run
 #     bash run.sh --advise                   which scheme for your model and your cluster
 #     bash run.sh --regret                   the advisor judged by real runs on imitated clusters
-#     bash run.sh --guide                  what the advisor says of three models, three clusters
+#     bash run.sh --guide                    what the advisor says of three models, three clusters
 #     bash run.sh --study                    all schemes with 1 to 1,024 workers
 #     bash run.sh --claims                   what papers claim, and whether it holds
 #     bash run.sh --validate                 simulated against really run, on this machine
