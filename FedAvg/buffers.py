@@ -1,9 +1,8 @@
 """FedBuff: no rounds. Whoever is ready trains the next client, and a full buffer moves the center.
 
 The center moves when the pushes of --buffer=K clients are there, whichever these are. What began
-at an older center counts less. Nobody waits for anybody: a client whose worker dies is left out
-until its turn comes again, and only who comes while the update of a full buffer is made waits for
-that.
+at an older center counts less. Nobody waits but for the update of a full buffer: a client whose
+worker dies is left out until its turn comes again.
 
 John Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS 2022, arXiv
 2106.06639, algorithm 1.

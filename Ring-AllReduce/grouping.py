@@ -3,7 +3,6 @@
 import collections
 
 from tfdist.scheme import transfer
-from tfdist.start.quiet import tf
 import sockets
 
 _ENOUGH = 2 ** 24  # bytes of gradients together that are each smaller than `sockets.LARGE`
@@ -29,15 +28,13 @@ def groups_of(tensors):
 
 def flatten(tensors):
     """Returns tensors as a list of vectors, one for each of `groups_of`."""
-    return [tf.concat([tf.reshape(tensors[i], [-1]) for i in group], axis=0)
-            for group in groups_of(tensors)]
+    return [transfer.pack([tensors[i] for i in group]) for group in groups_of(tensors)]
 
 
 def unflatten(vectors, like):
     """Returns the vectors of `flatten` as a list of tensors of the shapes and dtypes of `like`."""
     tensors = list(like)
     for vector, group in zip(vectors, groups_of(like)):
-        parts = tf.split(vector, [like[i].shape.num_elements() for i in group])
-        for i, part in zip(group, parts):
-            tensors[i] = tf.reshape(part, like[i].shape)
+        for i, part in zip(group, transfer.unpack(vector, [like[i] for i in group])):
+            tensors[i] = part
     return tensors

@@ -978,6 +978,42 @@ def test_adam_with_the_decay_of_a_recipe_is_adamw():
     np.testing.assert_allclose(both, adam_w(0.25), rtol=1e-4, atol=1e-5)
 
 
+class ByItself(local_rules.AdamW):
+    """AdamW of each variable by itself: whether variables are packed is not inherited."""
+
+
+def of_several(kind, its_recipe):
+    """Returns how many slots a rule has, a class; and variables after two windows of two steps."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        random = np.random.RandomState(0)
+        variables = [tf.get_variable(f'x{i}', initializer=random.normal(size=shape).astype(dtype),
+                                     constraint=constraint) for i, (shape, dtype, constraint)
+                     in enumerate([((2, 3), 'f4', None), ((), 'f8', None), ((200, 100), 'f4', None),
+                                   ((7,), 'f4', tf.abs), ((), 'f4', None), ((4,), 'f8', None)])]
+        rule = kind(0.1, 0.25)
+        rule.begin(variables, its_recipe)
+        values = [variable.read_value() for variable in variables]
+        for step in 1, 2:
+            values = rule.step(values, [tf.sin(step * value) for value in values])
+        with tf.control_dependencies([rule.keep()]):
+            run = tf.group(*[each.assign(value) for each, value in zip(variables, values)])
+        session.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        for _ in range(2):
+            session.run(run)
+        return len(rule.own), session.run(variables)
+
+
+@pytest.mark.parametrize('decay', [0, 0.5])
+def test_small_variables_are_updated_together(decay):
+    """As each by itself, but for roundings; also with constraints and with a recipe's decay."""
+    number, found = of_several(local_rules.AdamW, recipe.Recipe(weight_decay=decay))
+    assert number == 2 * 3 + 1, 'the small ones of each dtype, a large one, and the count'
+    number, expected = of_several(ByItself, recipe.Recipe(weight_decay=decay))
+    assert number == 2 * 6 + 1
+    for value, other in zip(found, expected):
+        np.testing.assert_allclose(value, other, rtol=1e-5, atol=1e-6)
+
+
 def test_a_rule_that_forgets_a_slot():
     class Forgetful(local_rules.Rule):
         SLOTS = 'first', 'second'

@@ -10,10 +10,11 @@ A rule of your own is a class of a few lines with one function:
             return value - rate * tf.sign(mean), mean
 """
 
+import collections
 import copy
 import sys
 
-from tfdist.scheme import exchange, recipe, tables
+from tfdist.scheme import exchange, recipe, tables, transfer
 from tfdist.start.quiet import tf
 
 
@@ -24,9 +25,11 @@ class Rule:
       SLOTS: tuple of strings, what the rule keeps of each variable from one local step to the next:
         a tensor of its shape, zeros at first.
       COUNTS: bool, whether `update` is told how many local steps this worker has made.
+      PACKED: bool, whether small variables are updated as one vector: for an `update` of many ops,
+        in which an element of a variable does not depend on others. Subclasses do not inherit it.
     """
 
-    SLOTS, COUNTS = (), False
+    SLOTS, COUNTS, PACKED = (), False, False
 
     def __init__(self, learning_rate):
         """Takes the step size, a float or a float32 scalar tensor."""
@@ -72,17 +75,32 @@ class Rule:
             if isinstance(variable, tables.Rows):
                 sys.exit(f'The local rule keeps slots on each worker, and {variable.op.name} is a '
                          'table: use plain SGD for the local steps.')
-        self._kept = [exchange.own_variable(zeros, f'{slot}/{variable.op.name}')
-                      for slot in self.SLOTS
-                      for zeros, variable in zip(exchange.zeros_like(variables), variables)]
+        self._groups = self._groups_of(variables)
+        zeros = exchange.zeros_like(variables)
+        self._kept = [exchange.own_variable(_packed([zeros[i] for i in group]),
+                                            f'{slot}/{variables[group[0]].op.name}')
+                      for group in self._groups for slot in self.SLOTS]
         if self.COUNTS:
             self._kept.append(exchange.own_variable(tf.zeros([]), 't'))
+        self._begin_run()
+
+    def _groups_of(self, variables):
+        """Returns lists of the places of variables that are updated together."""
+        groups = collections.OrderedDict()
+        for i, variable in enumerate(variables):
+            # A subclass may have another update.
+            is_packed = vars(type(self)).get('PACKED') and transfer.is_small(variable)
+            groups.setdefault(variable.dtype.base_dtype.name if is_packed else i, []).append(i)
+        return list(groups.values())
+
+    def _begin_run(self):
         self._now = [variable.read_value() for variable in self._kept]
+        self._vectors = {}  # of groups: the values that a step has returned, and their vector
 
     def again(self):
         """Returns the same rule, with the same slots, for another run of the graph."""
         other = copy.copy(self)
-        other._now = [variable.read_value() for variable in self._kept]
+        other._begin_run()
         return other
 
     def pulled(self, step, workers=1, done=0):
@@ -103,31 +121,49 @@ class Rule:
         """
         rate = self._pace.rate(self._learning_rate, self._step, self._done)
         self._done += self._workers
-        count, number = None, len(values)
+        count = None
         if self.COUNTS:
             count = self._now[-1] = self._now[-1] + 1
-        after = []
-        for i, (variable, value, gradient) in enumerate(zip(self._variables, values, gradients)):
-            places = range(i, number * len(self.SLOTS), number)
-            own_rate = tf.cast(rate, value.dtype) if isinstance(rate, tf.Tensor) else rate
-            new = self.update(value, gradient, own_rate, count, *(self._now[k] for k in places))
-            new, *slots = new if isinstance(new, (tuple, list)) else [new]
-            if len(slots) != len(self.SLOTS):
-                sys.exit(f'The local rule {type(self).__name__} has {len(self.SLOTS)} SLOTS, and '
-                         f'its update() returns {len(slots)} beside the value.')
-            for k, slot in zip(places, slots):
-                self._now[k] = slot
-            decay = self._recipe.decay(variable, value)
-            new = new if decay is None else new - own_rate * decay
-            keep = getattr(variable, 'constraint', None)
-            after.append(keep(new) if keep else new)
+        after = list(values)
+        for number, group in enumerate(self._groups):
+            its = [values[i] for i in group]
+            own_rate = tf.cast(rate, its[0].dtype) if isinstance(rate, tf.Tensor) else rate
+            vector = self._update(number, its, [gradients[i] for i in group], own_rate, count)
+            stepped = [vector] if len(group) == 1 else transfer.unpack(
+                vector, [self._variables[i] for i in group])
+            self._vectors[number] = stepped, vector
+            for i, new in zip(group, stepped):
+                decay = self._recipe.decay(self._variables[i], values[i])
+                new = new if decay is None else new - own_rate * decay
+                keep = getattr(self._variables[i], 'constraint', None)
+                after[i] = keep(new) if keep else new
         return after
+
+    def _update(self, number, values, gradients, rate, count):
+        """Returns the new values of a group, packed; takes those before it, and the gradients."""
+        last, vector = self._vectors.get(number, ([], None))
+        if len(last) != len(values) or any(a is not b for a, b in zip(last, values)):
+            vector = _packed(values)
+        places = range(number * len(self.SLOTS), (number + 1) * len(self.SLOTS))
+        new = self.update(vector, _packed(gradients), rate, count, *(self._now[k] for k in places))
+        new, *slots = new if isinstance(new, (tuple, list)) else [new]
+        if len(slots) != len(self.SLOTS):
+            sys.exit(f'The local rule {type(self).__name__} has {len(self.SLOTS)} SLOTS, and its '
+                     f'update() returns {len(slots)} beside the value.')
+        for k, slot in zip(places, slots):
+            self._now[k] = slot
+        return new
 
     def keep(self):
         """Returns an op, made after the last step, that saves the slots for the next run."""
         # Tensors of their own: whoever runs a part of the graph alone may feed what others have
         # computed.
         return exchange.assign(self._kept, [tf.identity(value) for value in self._now])
+
+
+def _packed(tensors):
+    """Returns a vector of tensors, a list; one tensor stays as it is."""
+    return transfer.pack(tensors) if len(tensors) > 1 else tensors[0]
 
 
 class Sgd(Rule):
@@ -169,7 +205,7 @@ class Adam(Rule):
     Diederik Kingma, Jimmy Ba, "Adam: A Method for Stochastic Optimization", arXiv 1412.6980.
     """
 
-    SLOTS, COUNTS = ('m', 'v'), True
+    SLOTS, COUNTS, PACKED = ('m', 'v'), True, True
 
     def __init__(self, learning_rate, beta1=0.9, beta2=0.999, epsilon=1e-8):
         """Takes the step size, the shares of the moments kept in each step, and a small number."""
@@ -191,6 +227,8 @@ class AdamW(Adam):
     Ilya Loshchilov, Frank Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101,
     algorithm 2, whose decay the learning rate multiplies here, as in most implementations.
     """
+
+    PACKED = True
 
     def __init__(self, learning_rate, weight_decay=0.01, **kwargs):
         """Takes the step size, the decay, and what `Adam` takes."""

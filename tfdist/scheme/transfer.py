@@ -17,6 +17,24 @@ def size_of(tensors):
     return sum(each.shape.num_elements() * each.dtype.base_dtype.size for each in tensors)
 
 
+def is_small(tensor):
+    """Returns whether a tensor or variable is small enough to be packed."""
+    size = size_of([tensor])
+    return size is not None and size <= _SMALL
+
+
+def pack(tensors):
+    """Returns the elements of tensors, a list of one dtype, as one vector."""
+    return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
+
+
+def unpack(vector, like):
+    """Returns what `pack` has packed; takes the vector, and a list of tensors of such shapes."""
+    shapes = [tensor.shape for tensor in like]
+    parts = tf.split(vector, [shape.num_elements() for shape in shapes])
+    return [tf.reshape(part, shape) for part, shape in zip(parts, shapes)]
+
+
 def to_worker(values):
     """Returns `values`, a list of tensors read on the ps, on the device of the scope."""
     return _send(values, [''] * len(values))
@@ -39,18 +57,16 @@ def _send(tensors, devices):
     """Packs small tensors of the same way and dtype into one, and unpacks it on the other side."""
     ways = collections.defaultdict(list)
     for i, (tensor, device) in enumerate(zip(tensors, devices)):
-        size = size_of([tensor]) if isinstance(tensor, tf.Tensor) else None
-        if size is not None and size <= _SMALL:
+        if isinstance(tensor, tf.Tensor) and is_small(tensor):
             ways[tensor.device, device, tensor.dtype].append(i)
     sent = list(tensors)
     for (source, target, _), indices in ways.items():
         if len(indices) == 1:
             continue
-        shapes = [tensors[i].shape for i in indices]
+        packed = [tensors[i] for i in indices]
         with tf.device(source):
-            one = tf.concat([tf.reshape(tensors[i], [-1]) for i in indices], axis=0)
+            one = pack(packed)
         with tf.device(target):
-            parts = tf.split(one, [shape.num_elements() for shape in shapes])
-            for i, part, shape in zip(indices, parts, shapes):
-                sent[i] = tf.reshape(part, shape)
+            for i, part in zip(indices, unpack(one, packed)):
+                sent[i] = part
     return sent
