@@ -231,6 +231,13 @@ def past_servers(resolver, server, neighbours, workers):
     return visits.Visits(workers, me, partners, FLAGS.seed, FLAGS.exchange_secs, met, is_visited)
 
 
+def add_to(workers, cluster_spec, server, task_index, variables):
+    """Adds each worker of a cluster to a dict by index, as an `others.Worker` with variables."""
+    for index, address in enumerate(cluster_spec.job_tasks('worker')):
+        target = server.target if index == task_index else f'grpc://{address}'
+        workers[index] = others.Worker(index, target, variables)
+
+
 def train_among_neighbours(_):
     # Distributed: there is no ps. Each worker has all parameters, and is its own chief.
     resolver = membership.resolve('worker', jobs=['worker'])
@@ -258,10 +265,8 @@ def train_among_neighbours(_):
         if is_first:
             of_all.weights = scheme.weights
         saver = mean.Saver('worker 0', of_all) if is_first else None
-        for index, address in enumerate(cluster_spec.job_tasks('worker')):
-            target = server.target if index == task_index else f'grpc://{address}'
-            workers[index] = others.Worker(index, target,
-                                           [*tf.global_variables(), *scheme.weights])
+        add_to(workers, cluster_spec, server, task_index,
+               [*tf.global_variables(), *scheme.weights])
         exchanges = None if is_synchronous else by_sockets
         if scheme.before:
             exchanges = pairs.Pairs(
