@@ -67,6 +67,8 @@ def _meet(scheme, phase):
     place = scheme.task_index, scheme.num_workers, phase
     receivers, senders = topology.receivers_of(*place), topology.senders_of(*place)
     mine = share(scheme.stepped, len(receivers))
+    if scheme.by_sockets and receivers:
+        return scheme.by_sockets.totals(mine, receivers, senders)
     sends, parts = scheme.swap(mine, scheme.task_index, receivers, senders)
     parts[scheme.task_index] = mine
     with tf.control_dependencies(sends):

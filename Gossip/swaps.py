@@ -1,7 +1,8 @@
-"""D-PSGD past TensorFlow's servers: neighbours swap their replicas over sockets of their own.
+"""D-PSGD and SGP past TensorFlow's servers: workers send to each other over sockets of their own.
 
-A worker sends its replica to its neighbours while it receives theirs, in one call of Python, beside
-which TensorFlow computes the gradient. Nobody asks, so it takes one message each way.
+A worker sends to others while it receives from others, in one call of Python. In D-PSGD TensorFlow
+computes the gradient meanwhile; in SGP that comes before. Nobody asks, so it takes one message each
+way.
 """
 
 import functools
@@ -19,7 +20,7 @@ _LOOK_MSECS = 1000
 
 
 class Swaps:
-    """Swaps with the neighbours of one worker.
+    """What one worker sends to its neighbours, and receives from them.
 
     Attributes:
       lost: string, why a neighbour is gone; empty as long as all are there.
@@ -42,43 +43,63 @@ class Swaps:
         Returns:
           List of tensors of the same shapes.
         """
-        size = transfer.size_of(x)
-        first, *rest = [traffic.name_of_sender(size, f'worker {each}')
-                        for each in sorted(self._connections)]
-        with tf.device('/device:CPU:0'):
-            means = tf.py_func(self._swap, x, [value.dtype for value in x], name=first)
-            for name in rest:  # a trace has what goes to the other neighbour, too
-                means[0] = tf.identity(means[0], name=name)
-        for mean, value in zip(means, x):
-            mean.set_shape(value.shape)
-        return means
+        every = sorted(self._connections)
+        return self._combined(x, every, every, mean)
 
-    def _swap(self, *replica):
+    def totals(self, share, receivers, senders):
+        """Sends a share to some workers; returns the sum of it and of what some send.
+
+        Args:
+          share: list of tensors.
+          receivers: list of ints, neighbours; each of them has this worker among its senders now.
+          senders: list of ints, neighbours; each of them has this worker among its receivers.
+
+        Returns:
+          List of tensors of the same shapes.
+        """
+        return self._combined(share, receivers, senders, total)
+
+    def _combined(self, values, receivers, senders, combine):
+        """Returns as `_run`, for lists of tensors."""
+        size = transfer.size_of(values)
+        first, *rest = [traffic.name_of_sender(size, f'worker {each}') for each in receivers]
+        with tf.device('/device:CPU:0'):
+            found = tf.py_func(functools.partial(self._run, receivers, senders, combine), values,
+                               [value.dtype for value in values], name=first)
+            for name in rest:  # a trace has what goes to the other neighbour, too
+                found[0] = tf.identity(found[0], name=name)
+        for one, value in zip(found, values):
+            one.set_shape(value.shape)
+        return found
+
+    def _run(self, receivers, senders, combine, *mine):
+        """Swaps; returns what a function makes of arrays, one of each worker in their order."""
         try:
-            received = self.swap(replica)
+            received = self.swap(mine, receivers, senders)
         except connections.LostError as error:
             self.lost = str(error)  # TensorFlow tells whoever runs this step only that it failed
             raise
-        received[self._me] = replica
+        received[self._me] = mine
         in_order = [received[each] for each in sorted(received)]
-        return [_mean(values) for values in zip(*in_order)]
+        return [combine(values) for values in zip(*in_order)]
 
-    def swap(self, replica):
-        """Sends arrays to all neighbours, and receives as many of the same shapes from each.
+    def swap(self, mine, receivers, senders):
+        """Sends arrays to some workers, and receives as many of the same shapes from some.
 
         Args:
-          replica: sequence of arrays.
+          mine: sequence of arrays.
+          receivers: list of ints, neighbours.
+          senders: list of ints, neighbours.
 
         Returns:
-          Dict of lists of arrays, by neighbour.
+          Dict of lists of arrays, by sender.
 
         Raises:
-          connections.LostError: if a neighbour is gone.
+          connections.LostError: if one of them is gone.
         """
-        received = {each: [np.empty_like(value) for value in replica]
-                    for each in self._connections}
+        received = {each: [np.empty_like(value) for value in mine] for each in senders}
         out, into = ({each: parcels.views(arrays) for each, arrays in group.items()}
-                     for group in (dict.fromkeys(self._connections, replica), received))
+                     for group in (dict.fromkeys(receivers, mine), received))
         while out or into:
             moved = [self._move(each, out, parcels.send) for each in list(out)]
             moved += [self._move(each, into, parcels.receive) for each in list(into)]
@@ -114,10 +135,15 @@ class Swaps:
             each.close()
 
 
-def _mean(values):
+def mean(values):
     """Returns the mean of arrays, as `worker.Scheme.mix` forms it, bit for bit."""
-    total = functools.reduce(_add, values)
-    return np.multiply(total, total.dtype.type(1 / len(values)), out=total)
+    found = total(values)
+    return np.multiply(found, found.dtype.type(1 / len(values)), out=found)
+
+
+def total(values):
+    """Returns the sum of arrays, added in their order."""
+    return functools.reduce(_add, values)
 
 
 def _add(one, other):

@@ -63,7 +63,7 @@ flags.DEFINE_enum('roles', None, ['any', 'bipartite'],
                   'the default for an even number of workers; otherwise any')
 flags.DEFINE_enum('implementation', 'sockets', ['sockets', 'servers'],
                   "how replicas travel; sockets: past TensorFlow's servers, where all workers can "
-                  'reach each other so; servers: through these, as always in sgp')
+                  'reach each other so; servers: through these')
 flags.DEFINE_integer('sockets_port', 0, 'with --implementation=sockets worker i listens on this '
                      'port plus i; 0: on any that is free', lower_bound=0, upper_bound=65535)
 flags.DEFINE_float('exchange_secs', 10, 'after how long a neighbour that does not answer in an '
@@ -81,6 +81,7 @@ class Scheme(seam.Seam):
       before: list of `tf.Variable` of this worker, its replica before the exchange that came before
         this step; empty if none comes before it.
       weights: list of one `tf.Variable`, the weight of its replica in SGP; else empty.
+      by_sockets: `swaps.Swaps`, or a `visits.Visits`, or None if all goes through the servers.
     """
 
     tables_stay_on_ps = False  # a replica is whole
@@ -90,7 +91,7 @@ class Scheme(seam.Seam):
 
     def __init__(self, network, global_step, hparams, task_index, num_workers, by_sockets=None):
         """See `seam.Seam`; takes a `swaps.Swaps`, or a `visits.Visits`, or None."""
-        self._by_sockets = by_sockets
+        self.by_sockets = by_sockets
         super().__init__(network, global_step, hparams, task_index, num_workers)
         push_sum.take_turns(self)
 
@@ -102,20 +103,20 @@ class Scheme(seam.Seam):
         return [self, *self.others][step % (1 + len(self.others))]
 
     def make(self, network, global_step, hparams, task_index, num_workers):
+        self.asks_for_sums = hparams.implementation == 'servers'
         if hparams.algorithm == 'sgp':
             push_sum.make(self, network, global_step, hparams)
             return
         variables = network.variables
         optimizer = network.optimizer(hparams.learning_rate)
         is_asynchronous = hparams.algorithm == 'ad-psgd'
-        self.asks_for_sums = hparams.implementation == 'servers'
-        before = is_asynchronous and not self._by_sockets and topology.partners_of(
+        before = is_asynchronous and not self.by_sockets and topology.partners_of(
             task_index, num_workers, hparams.roles)
         self.before = [exchange.own_variable(variable.read_value(), f'before/{variable.op.name}')
                        for variable in variables if before]
         x = [variable.read_value() for variable in self.before or variables]
-        if is_asynchronous and self._by_sockets:
-            x = self._by_sockets.visited(variables, x)
+        if is_asynchronous and self.by_sockets:
+            x = self.by_sockets.visited(variables, x)
         self.pull = [global_step.read_value()] + x
         self.pushed, self.computed = network.gradients_at(x)
         self.own = self.before
@@ -123,9 +124,9 @@ class Scheme(seam.Seam):
         if not is_asynchronous:
             neighbours = topology.neighbours_of(task_index, num_workers)
             mixed = [exchange.assign(variables, self.mix(x, task_index, neighbours))]
-        elif self._by_sockets:
+        elif self.by_sockets:
             mixed = [variable.assign_sub(half, read_value=False)
-                     for variable, half in zip(variables, self._by_sockets.halves(x))]
+                     for variable, half in zip(variables, self.by_sockets.halves(x))]
         with tf.control_dependencies(mixed):
             applied = optimizer.apply_gradients(zip(self.pushed, variables))
         with tf.control_dependencies([applied]):
@@ -143,8 +144,8 @@ class Scheme(seam.Seam):
         """
         if not neighbours:
             return x
-        if self._by_sockets:
-            return self._by_sockets.means(x)
+        if self.by_sockets:
+            return self.by_sockets.means(x)
         sends, parts = self.swap(x, task_index, neighbours, neighbours)
         parts[task_index] = x
         with tf.control_dependencies(sends):
@@ -195,15 +196,10 @@ def server_of(cluster_spec, task_index, neighbours):
     # worker, as each exchange has its own; else it has to see the neighbours, and worker 0.
     seen = [task_index] if FLAGS.algorithm == 'ad-psgd' else sorted({0, task_index, *neighbours})
     # An exchange over sockets waits in a thread; others ask this server meanwhile how far it is.
-    config = servers.config(waiting_ops=int(is_past_servers()),
+    config = servers.config(waiting_ops=int(FLAGS.implementation == 'sockets'),
                             device_filters=list(map(others.device_of, seen)))
     # Distributed: workers reach each other through their servers.
     return tf.train.Server(cluster_spec, 'worker', task_index, config=config), config
-
-
-def is_past_servers():
-    """Returns whether replicas are to go past TensorFlow's servers; those of SGP never do."""
-    return FLAGS.implementation == 'sockets' and FLAGS.algorithm != 'sgp'
 
 
 def past_servers(resolver, server, neighbours, workers):
@@ -218,11 +214,11 @@ def past_servers(resolver, server, neighbours, workers):
     Returns:
       `swaps.Swaps` or `visits.Visits`; or None if all goes through the servers.
     """
-    if not is_past_servers() or not neighbours:
+    if FLAGS.implementation != 'sockets' or not neighbours:
         return None
     me, number = resolver.task_id, resolver.cluster_spec().num_tasks('worker')
     partners = topology.partners_of(me, number, FLAGS.roles)
-    is_synchronous = FLAGS.algorithm == 'd-psgd'
+    is_synchronous = FLAGS.algorithm != 'ad-psgd'
     # Distributed: one of two neighbours connects, and for AD-PSGD who starts exchanges.
     reaches = [each for each in neighbours if each > me] if is_synchronous else partners
     met = meeting.meet(resolver, server, reaches, not is_synchronous,
@@ -233,6 +229,13 @@ def past_servers(resolver, server, neighbours, workers):
         return swaps.Swaps(me, met.connections(neighbours))
     is_visited = any(me in topology.partners_of(each, number, FLAGS.roles) for each in neighbours)
     return visits.Visits(workers, me, partners, FLAGS.seed, FLAGS.exchange_secs, met, is_visited)
+
+
+def add_to(workers, cluster_spec, server, task_index, variables):
+    """Adds each worker of a cluster to a dict by index, as an `others.Worker` with variables."""
+    for index, address in enumerate(cluster_spec.job_tasks('worker')):
+        target = server.target if index == task_index else f'grpc://{address}'
+        workers[index] = others.Worker(index, target, variables)
 
 
 def train_among_neighbours(_):
@@ -262,10 +265,8 @@ def train_among_neighbours(_):
         if is_first:
             of_all.weights = scheme.weights
         saver = mean.Saver('worker 0', of_all) if is_first else None
-        for index, address in enumerate(cluster_spec.job_tasks('worker')):
-            target = server.target if index == task_index else f'grpc://{address}'
-            workers[index] = others.Worker(index, target,
-                                           [*tf.global_variables(), *scheme.weights])
+        add_to(workers, cluster_spec, server, task_index,
+               [*tf.global_variables(), *scheme.weights])
         exchanges = None if is_synchronous else by_sockets
         if scheme.before:
             exchanges = pairs.Pairs(

@@ -1,12 +1,14 @@
-"""Tests on two halves of the test set: by one of them to choose, and by the other to report.
+"""Tests: of the whole test set, or of two halves: by one to choose, and by the other to report.
 
 In each batch of the test set every other example is of the half whose figures are called validation
 figures. So no example is in both.
 """
 
+import math
 import sys
 
 from absl import flags
+import numpy as np
 from tfdist.start.quiet import tf
 from tfdist.training import evaluation
 from record import VALIDATION
@@ -68,3 +70,20 @@ def test_of(model, build):
       build: see `evaluation.Test`.
     """
     return (BothHalves if FLAGS.validation else evaluation.Test)(model, build)
+
+
+def figures(test, session, values):
+    """Returns what a test of `test_of` finds, a dict of floats.
+
+    Args:
+      test: the test.
+      session: `tf.Session`.
+      values: list of tensors or variables, those that are tested. If they are not finite, a metric
+        may refuse what the model says: then there is only a loss, which is no number.
+    """
+    try:
+        return test.run(session)
+    except tf.errors.InvalidArgumentError:
+        if all(np.isfinite(value).all() for value in session.run(values)):
+            raise
+        return {'loss': math.nan}

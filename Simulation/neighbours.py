@@ -2,13 +2,13 @@
 
 An exchange takes the messages that it takes in the folder. Over sockets, in AD-PSGD a replica
 travels to the partner, and the half back; in D-PSGD a replica to each neighbour. Meanwhile a worker
-computes.
+computes. In SGP a share travels when it has.
 
 Through TensorFlow's servers, in AD-PSGD the partner's server is asked to run it before the
 step; it asks for the replica, and gets it; sends the half; hears that this was subtracted; and
 answers. In D-PSGD each neighbour's server hears of the step, asks for the replica, gets it into its
-queue, and says so. In SGP, which always goes through the servers, it is the same, but there is
-nothing to get before the worker has computed.
+queue, and says so. In SGP it is the same, but there is nothing to get before the worker has
+computed.
 """
 
 import collections
@@ -284,7 +284,8 @@ class InStep(_Neighbours):
 
     def _send_to(self, receivers, *args):
         """Begins to send to all of a list of receivers; see `_send`."""
-        self._sending[args[0]] = len(receivers)
+        # Over sockets it has sent when the system has it.
+        self._sending[args[0]] = len(receivers) * self._player.scheme.asks_for_sums
         for each in receivers:
             self._clock.start(self._send(each, *args))
 
@@ -303,8 +304,6 @@ class InStep(_Neighbours):
           phases: int, after how many steps it sends to this neighbour again.
         """
         travels, clock, asks = self.travels, self._clock, self._player.scheme.asks_for_sums
-        if not asks:  # it has sent when the system has it
-            self._sending[worker] -= 1
         asked = began + 2 * asks * (travels.latency(worker, other) - clock.now)
         if asked > clock.now:
             yield asked

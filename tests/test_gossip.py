@@ -102,15 +102,15 @@ def gossip(cluster, toy):
 
 @pytest.fixture
 def connected():
-    """A function that connects each of so many workers with its neighbours.
+    """A function that connects each of so many workers with its neighbours, or with all others.
 
     It returns, for each, a dict of connections by neighbour.
     """
-    def connect(num_workers):
+    def connect(num_workers, with_all=False):
         topology = load_program('Gossip', 'topology')
         found = [{} for _ in range(num_workers)]
         for i in range(num_workers):
-            for j in topology.neighbours_of(i, num_workers):
+            for j in range(num_workers) if with_all else topology.neighbours_of(i, num_workers):
                 if i < j:
                     found[i][j], found[j][i] = socket.socketpair()
         made.extend(found)
@@ -311,8 +311,10 @@ def test_swaps(connected, num_workers):
     """Of arrays of several dtypes, of none, and of more than a socket takes at once."""
     program, flags_ = load_program('Gossip', 'swaps'), (np.float32, np.float64, np.float16)
     swaps = [program.Swaps(i, each) for i, each in enumerate(connected(num_workers))]
-    sizes = 3000000, 3, 0
-    for found in at_once([lambda i=i, each=each: each._swap(
+    sizes, all_but = (3000000, 3, 0), [[j for j in range(num_workers) if j != i]
+                                       for i in range(num_workers)]
+    for found in at_once([lambda i=i, each=each: each._run(
+            all_but[i], all_but[i], program.mean,
             *[np.full(size, i + 1, dtype) for size, dtype in zip(sizes, flags_)])
             for i, each in enumerate(swaps)]):
         for size, dtype, one in zip(sizes, flags_, found):
@@ -324,10 +326,22 @@ def test_a_neighbour_that_is_gone(connected):
     program = load_program('Gossip', 'swaps')
     swaps = [program.Swaps(i, each) for i, each in enumerate(connected(3))]
     swaps[1].close()
-    for each in swaps[0], swaps[2]:
+    for i, each in (0, swaps[0]), (2, swaps[2]):
         with pytest.raises(program.connections.LostError, match='worker 1'):
-            each._swap(np.ones(10, np.float32))
+            each._run([1, 2 - i], [1, 2 - i], program.mean, np.ones(10, np.float32))
         assert 'worker 1' in each.lost
+
+
+@pytest.mark.parametrize('receivers, senders', [([1], [2]), ([2], [1])])
+def test_a_neighbour_that_is_gone_in_one_direction(connected, receivers, senders):
+    """As in SGP: whether one sends to it, or receives from it."""
+    program = load_program('Gossip', 'swaps')
+    swaps = [program.Swaps(i, each) for i, each in enumerate(connected(3))]
+    swaps[1].close()
+    share = [np.ones(10, np.float32)]
+    swaps[2].swap(share, [0], [])
+    with pytest.raises(program.connections.LostError, match='worker 1'):
+        swaps[0].swap(share, receivers, senders)
 
 
 def test_one_worker_is_never_more_than_a_step_ahead_of_its_neighbour(synchronous):

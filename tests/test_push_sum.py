@@ -14,7 +14,10 @@ from tfdist.scheme import recipe
 
 from conftest import load_program
 from processes import MEAN, TEST
+import test_gossip
 from test_gossip import at_once, distance, EXACT
+
+connected = test_gossip.connected  # a fixture
 
 UNEVEN = {0: [1, 2], 1: [2], 2: [0]}  # by worker, to whom it sends
 ALL_TO_ALL = {0: [1, 2], 1: [0, 2], 2: [0, 1]}
@@ -60,8 +63,8 @@ class Pushing:
             each.variables[0].load(value, each.session)
 
 
-@pytest.fixture
-def pushing(toy, monkeypatch):
+@pytest.fixture(params=['servers', 'sockets'])
+def pushing(toy, connected, monkeypatch, request):
     """A function that makes a `Pushing` of workers with the optima `ms`.
 
     By `sends_to`, a dict, they send to others than in the graphs of the folder; `change` is a
@@ -81,8 +84,13 @@ def pushing(toy, monkeypatch):
 
         changes[:] = ([redirect] if sends_to else []) + ([change] if change else [])
         monkeypatch.setattr(importlib, 'import_module', import_module)
-        return Pushing(toy('Gossip', ms, algorithm='sgp', roles='any', graph=graph, **others))
+        more = [(make.swaps.Swaps(i, each),)
+                for i, each in enumerate(connected(len(ms), with_all=True))]
+        return Pushing(toy('Gossip', ms, algorithm='sgp', roles='any', graph=graph,
+                           implementation=request.param,
+                           more=more if request.param == 'sockets' else None, **others))
 
+    make.swaps = load_program('Gossip', 'swaps')
     return make
 
 
@@ -138,6 +146,7 @@ def test_weights_by_rows_lose_the_mean(pushing):
     def by_rows(program):
         program.push_sum.share = lambda values, receivers: values
         program.push_sum.total = lambda parts: [sum(each) / len(parts) for each in zip(*parts)]
+        pushing.swaps.total = lambda values: np.mean(values, axis=0, dtype=np.float32)
 
     made = pushing([0] * 3, UNEVEN, change=by_rows, learning_rate=0.)
     made.set([9, 3, 0])
@@ -270,7 +279,8 @@ def test_flags_that_do_not_go_together(monkeypatch, values, complaint):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize('workers, its_flags', [
-    (2, []), (4, ['--moving_average_decay=0.9']), (4, ['--graph=exponential'])], ids=str)
+    (2, []), (4, ['--moving_average_decay=0.9']), (4, ['--graph=exponential']),
+    (4, ['--graph=exponential', '--implementation=servers'])], ids=str)
 def test_real_workers(programs, workers, its_flags):
     run = programs.run_sh('Gossip', '--algorithm=sgp', *its_flags, WORKERS=workers)
     assert run.wait() == 0

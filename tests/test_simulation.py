@@ -808,6 +808,17 @@ def test_what_a_folder_prepares_first(tmp_path):
     assert 0 < found[0]['staleness'] < 1.5 < found[1]['staleness'] and not found[2]['staleness']
 
 
+@pytest.mark.parametrize('folder', ['HogWild', 'Gossip'])
+def test_a_metric_that_refuses_what_a_diverged_model_says(simulate, folder):
+    """As that of the clicks does with what is no number: it ends as any other run that diverged."""
+    status, out, err = simulate(f'--scheme={folder}', '--workers=2', '--model=clicks',
+                                '--clicks_rows=100', '--local_steps=64', '--tests=2',
+                                '--learning_rate=1e30')
+    assert status == 0 and not err
+    assert any('training diverged' in line for line in out)
+    assert any(line.startswith(f'{folder}: test loss nan after') for line in out)
+
+
 def test_a_simulation_that_cannot_be_says_why(tmp_path):
     def simulate(name):
         with experiments.Scheme(name) as scheme:

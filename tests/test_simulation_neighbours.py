@@ -293,7 +293,7 @@ def test_two_who_exchange_at_the_same_time_swap_their_replicas(play):
 @pytest.mark.usefixtures('needs_hosts')
 @pytest.mark.parametrize('implementation, algorithm, messages', [
     ('servers', 'ad-psgd', 6), ('servers', 'd-psgd', 4), ('servers', 'sgp', 4),
-    ('sockets', 'ad-psgd', 2), ('sockets', 'd-psgd', 1)])
+    ('sockets', 'ad-psgd', 2), ('sockets', 'd-psgd', 1), ('sockets', 'sgp', 1)])
 def test_messages_of_real_workers(programs, tmp_path, implementation, algorithm, messages):
     """On two hosts so far apart that a step takes little but messages."""
     with hosts.Hosts(tmp_path, ['worker-0', 'worker-1'], round_trip=0.2) as network:

@@ -83,25 +83,28 @@ def test_one_worker_is_sgd(play):
 # When workers step.
 
 def test_a_share_leaves_after_the_step(play):
-    """It is asked for meanwhile; then it travels, and an answer comes back."""
+    """Through the servers it is asked for meanwhile, and when it has come an answer goes back."""
     said = dict(latency=['1ms'], bandwidth=['32kbit'], step=['10ms'])
     carry = X_AND_W / 4e3
-    played = play([0, 4, 8], 1, said).run()
-    assert played.clock.now == pytest.approx(0.010 + carry + 0.002)
-    assert played.life.travels.sent == 3 * X_AND_W
-    played = play([0, 4, 8], 1, dict(said, step=['1ms'])).run()
-    assert played.clock.now == pytest.approx(0.004 + carry), 'not before it is asked for'
+    for implementation, later, asked in ('sockets', 0.001, 0.), ('servers', 0.002, 0.002):
+        its = dict(implementation=implementation)
+        played = play([0, 4, 8], 1, said, **its).run()
+        assert played.clock.now == pytest.approx(0.010 + carry + later)
+        assert played.life.travels.sent == 3 * X_AND_W
+        played = play([0, 4, 8], 1, dict(said, step=['1ms']), **its).run()
+        assert played.clock.now == pytest.approx(max(0.001, asked) + carry + later)
 
 
 def test_who_is_ahead_waits_for_room(play):
     """Worker 3 is slow: worker 4 waits for its share, worker 5 for the next one of worker 4.
 
-    Worker 2 finds room for one share more than worker 3 has asked for; worker 1 is as far ahead of
-    worker 2 again.
+    Through the servers worker 2 finds room for one share more than worker 3 has asked for; worker 1
+    is as far ahead of worker 2 again.
     """
-    said, ms = dict(step=['1ms'], latency=['10us']), list(range(8))
-    slow = play(ms, 6, said, delays=[0.05 * (i == 3) for i in range(8)]).run()
-    even = play(ms, 6, said).run()
+    said, ms, its = dict(step=['1ms'], latency=['10us']), list(range(8)), dict(
+        implementation='servers')
+    slow = play(ms, 6, said, delays=[0.05 * (i == 3) for i in range(8)], **its).run()
+    even = play(ms, 6, said, **its).run()
     assert list(map(slow.of, range(8))) == list(map(even.of, range(8)))
     made, ahead = np.zeros(8, int), np.zeros(8, int)
     for _, worker, _ in slow.steps:
@@ -134,16 +137,18 @@ class Independent(neighbours_.Independent):
         self.x[i] = (self.x[i] - self.rate * self.v[i]) / 2
         self.w[i] /= 2
         j = (i + self.distances[number % len(self.distances)]) % len(self.ms)
-        self.heard[i] = False
-        asked = max(self.now, began + 2 * self.far(i, j)) - self.now
+        self.heard[i] = not self.asks
+        asked = max(self.now, began + 2 * self.far(i, j)) - self.now if self.asks else 0.
         self.after(asked, self.carry, i, j, self.arrive, i, j, number, self.x[i], self.w[i])
+        self.perhaps(i)
 
     def arrive(self, i, j, number, *share):
         if self.begun[j] <= number - len(self.distances):
             self.full.append((i, j, number, *share))
             return
         self.got[j, number] = share
-        self.after(self.far(i, j), self.hear, i)
+        if self.asks:
+            self.after(self.far(i, j), self.hear, i)
         self.perhaps(j)
 
     def hear(self, i):
@@ -162,14 +167,16 @@ class Independent(neighbours_.Independent):
                 self.together(i)
 
 
+@pytest.mark.parametrize('implementation', ['servers', 'sockets'])
 @pytest.mark.parametrize('number, graph, distances, momentum', [
     (4, 'ring', [1], 0.), (8, 'exponential', [1, 2, 4], 0.5), (5, 'exponential', [1, 2, 4], 0.)])
-def test_an_independent_simulator(play, number, graph, distances, momentum):
+def test_an_independent_simulator(play, number, graph, distances, momentum, implementation):
     """Who steps when, and what comes of it."""
     ms = [(7 * i) % 12 for i in range(number)]
-    played = play(ms, 15, neighbours_.UNEVEN, graph=graph, rate=0.25,
-                  momentum=momentum).run()
-    other = Independent(ms, 15, distances, rate=0.25, momentum=momentum)
+    played = play(ms, 15, neighbours_.UNEVEN, graph=graph, rate=0.25, momentum=momentum,
+                  implementation=implementation).run()
+    other = Independent(ms, 15, distances, rate=0.25, momentum=momentum,
+                        asks=implementation == 'servers')
     assert len(played.steps) == len(other.steps) == 15 * number
     for (time, worker, x), (its_time, its_worker, its_x) in zip(played.steps, other.steps):
         assert worker == its_worker

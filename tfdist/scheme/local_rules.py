@@ -76,10 +76,11 @@ class Rule:
                 sys.exit(f'The local rule keeps slots on each worker, and {variable.op.name} is a '
                          'table: use plain SGD for the local steps.')
         self._groups = self._groups_of(variables)
-        zeros = exchange.zeros_like(variables)
-        self._kept = [exchange.own_variable(_packed([zeros[i] for i in group]),
-                                            f'{slot}/{variables[group[0]].op.name}')
-                      for group in self._groups for slot in self.SLOTS]
+        self._kept = []
+        for group in self._groups if self.SLOTS else []:
+            zeros = _packed(exchange.zeros_like([variables[i] for i in group]))
+            self._kept += [exchange.own_variable(zeros, f'{slot}/{variables[group[0]].op.name}')
+                           for slot in self.SLOTS]
         if self.COUNTS:
             self._kept.append(exchange.own_variable(tf.zeros([]), 't'))
         self._begin_run()
