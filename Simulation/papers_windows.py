@@ -46,6 +46,7 @@ class Elastic(Claim):
 
 _WINDOWS = [1, 5, 25, 125, 500]
 _EACH = 2000  # local steps of each of 8 workers
+_EPOCHS = [1, 4, 20]
 _LOCAL = {'cluster': 'sites', 'workers': 8, 'local_steps': 8 * _EACH, 'start': 1}
 
 

@@ -139,8 +139,9 @@ def costs_of_ring(step, run, work, more):
       more: float, seconds of processors in a run of three workers.
     """
     hop_work = max(0., more - work) / 2
-    # What the second worker adds; waiting is divided as the work is.
-    waits, works = run - step, max(work - step, 2 * hop_work, 1e-9)
+    # What the second worker adds, if the local step is not so long that it is lost in the noise;
+    # waiting is divided as the work is.
+    waits, works = max(0., run - step), max(work - step, 2 * hop_work, 1e-9)
     hop = waits * hop_work / works
     return waits - 2 * hop, works - 2 * hop_work, hop, hop_work
 

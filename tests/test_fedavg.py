@@ -747,6 +747,24 @@ def sizes_of_queues(worker):
             and not op.control_inputs]
 
 
+def test_nobody_begins_a_turn_when_the_run_is_over(workers, monkeypatch):
+    """The last step is complete when a worker has drawn a ticket, and not before."""
+    program = load_program(FOLDER)
+    draw = program.admissions.Admissions.draw
+
+    def draw_and_end(self, global_step, after=()):
+        ticket = draw(self, global_step, after)
+        with tf.control_dependencies([ticket]):
+            end = global_step.assign(3, read_value=False)
+        with tf.control_dependencies([end]):
+            return tf.identity(ticket)
+
+    monkeypatch.setattr(program.admissions.Admissions, 'draw', draw_and_end)
+    worker, = workers(program=program, train_steps=3, buffer=1)
+    worker.begin()
+    assert not worker.take()
+
+
 def test_a_client_whose_worker_dies_holds_up_no_buffer(workers):
     """Its push was on the way; what came of that is thrown away with the worker's next one."""
     one, other = workers(2, examples=[0., 4., 8.], start=(8., 8.), train_steps=3, buffer=1)

@@ -13,7 +13,7 @@ BRIEF = ('token at once', 'tick first', 'no section', 'the average is assigned',
          'admitted first')
 # Of each protocol.
 ORDERS = {'barrier': 120, 'turns': 60, 'stopping': 30, 'ssp': 250, 'tickets': 200, 'lock': 400,
-          'members': 300, 'ring': 60, 'pairs': 200, 'rounds': 60}
+          'members': 300, 'ring': 60, 'pairs': 200, 'rounds': 30}
 
 
 def first_failure(protocol, seeds):
