@@ -14,7 +14,7 @@ CHOOSING = 4  # the seed with which step sizes are chosen
 REPORTED = 1, 2, 3
 MIDDLE, FACTOR, FARTHEST = 0.1, 2, 14  # of the grid of step sizes; and its largest exponent
 # The flags that identify a simulation: columns of the table.
-COLUMNS = ['seed', 'model', 'teacher_shift', 'teacher_dimension', 'clicks_rows', 'cluster',
+COLUMNS = ['seed', 'model', 'teacher_dimension', 'clicks_rows', 'cluster',
            'workers', 'step', 'latency', 'bandwidth', 'ps_bandwidth', 'parameters', 'local_steps',
            'train_steps', 'tests', 'batch_size', 'learning_rate', 'server_learning_rate',
            'communication_window', 'constant', 'variance', 'lambda_0',

@@ -94,8 +94,8 @@ class Unequal(Claim):
     where = 'abstract'
     says = ("Where the workers' data differ, their models drift apart in their local steps, which "
             'makes averaging slow.')
-    here = ('FedAvg on the digits, whose 8 clients all take part in each round, as in Local-SGD: 320 '
-            'epochs, in rounds of 1, 4 or 20; shards are equal, or sorted by class, so that a '
+    here = ('FedAvg on the digits, whose 8 clients all take part in each round, as in Local-SGD: '
+            '320 epochs, in rounds of 1, 4 or 20; shards are equal, or sorted by class, so that a '
             'client has one class or two')
     folders = ['Local-SGD', 'FedAvg']
     x = 'epochs in a round'
