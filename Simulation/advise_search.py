@@ -7,6 +7,7 @@ neighbours. At the end the best one of each scheme gets other seeds.
 """
 
 import collections
+import itertools
 import math
 import statistics
 import sys
@@ -38,7 +39,7 @@ _PROCESS = 2.  # seconds until the process for a scheme has begun
 _ENOUGH = .8, .5  # shares of a scheme's highest rate that may be enough, if they need less
 _DIVERGED = 2  # see `worth`
 _IN_ANY_CASE = 2  # a share of the time that is never over
-_MORE = 1.6  # local steps in place of those to the target, for other seeds
+_MORE = 2  # times the local steps to the target, at most, for other seeds
 
 
 class Space:
@@ -50,7 +51,7 @@ class Space:
       alone: dict of floats, the seconds of a local step of one process, see `Costs.get`.
       batch_size: int.
       threads: int, those of one process.
-      takes: float, seconds in which this machine makes a local step.
+      takes: float, seconds in which a core of this machine makes a local step.
       longer: float, by how many seconds each takes longer on the cluster.
       left_out: dict by scheme of strings, why it cannot be simulated.
     """
@@ -69,7 +70,7 @@ class Space:
         self.rows = {
             Config(scheme, row['window'], row['workers'], row['ps']): row
             for scheme, answer in answers.items() if scheme != ALONE for row in answer['rows']}
-        self.takes, self.longer = costs.get('one process'), longer
+        self.takes, self.longer = costs.get('step, 1 thread'), longer
         self.alone = {at: costs.get('one process', at) + longer for at in ('value', 'low', 'high')}
         self.rows[ONE] = {'rate': 1 / self.alone['value'], 'staleness': 0., 'computes': 1.,
                           'flags': self._flags_of_one(), 'start': costs.get('start')}
@@ -105,7 +106,8 @@ class Space:
     def flags(self, trial, local_steps, seed):
         """Returns all flags of a simulation, a dict of strings."""
         return dict(self.rows[trial.config]['flags'], local_steps=str(local_steps), seed=str(seed),
-                    tests=str(_TESTS), target=str(self._goal.target or 1), **self.own_flags(trial))
+                    tests=str(_TESTS), target=str(self._goal.target or 1),
+                    until_target=str(bool(self._goal.target)).lower(), **self.own_flags(trial))
 
     def steps_of_update(self, config):
         """Returns how many local steps of all workers there are to one global step, a float."""
@@ -113,7 +115,7 @@ class Space:
         return config.window / answer['pushes'] * (config.workers if answer['together'] else 1)
 
     def exponents(self, config):
-        """Returns the exponents of step sizes to begin with, a list of ints.
+        """Returns the exponents of step sizes to begin with, a list of ints; the likeliest first.
 
         The more gradients a step is the mean of, the larger it may be; the later, the smaller.
         """
@@ -125,7 +127,7 @@ class Space:
         else:
             late = self.rows[config].get('staleness', 0)
             middle = -round(math.log(1 + late, study_cases.FACTOR) / 2)
-        return [middle - 1, middle, middle + 1] if config != ONE else [-1, 0, 1]
+        return [middle, middle - 1, middle + 1] if config != ONE else [0, -1, 1]
 
     def around(self, trial):
         """Returns the trials with the next step sizes, a list that begins with the trial."""
@@ -134,11 +136,20 @@ class Space:
         return [trial] + [trial._replace(exponent=trial.exponent + more) for more in (-1, 1)
                           if abs(trial.exponent + more) <= study_cases.FARTHEST]
 
-    def in_order(self, scheme):
-        """Returns the configs of a scheme, a list: first those that do with less for their rate."""
-        left = {config: row['rate'] for config, row in self.rows.items()
-                if config.scheme == scheme}
-        order, most = [], max(left.values())
+    def in_order(self, scheme, is_affordable=lambda config: True):
+        """Returns the configs of a scheme, a list: first those that do with less for their rate.
+
+        Before them all come those for which `is_affordable`, a function, returns True.
+        """
+        rates = {config: row['rate'] for config, row in self.rows.items()
+                 if config.scheme == scheme}
+        first = {config: rate for config, rate in rates.items() if is_affordable(config)}
+        rest = {config: rate for config, rate in rates.items() if config not in first}
+        return self._in_order(first) + self._in_order(rest)
+
+    @staticmethod
+    def _in_order(left):
+        order, most = [], max(left.values(), default=0)
         for share in _ENOUGH:
             good = [config for config, rate in left.items()
                     if rate >= share * most and config not in order]
@@ -324,13 +335,25 @@ class Search:
 
     def _first(self):
         """Returns the trials of the first rung, and whose turn it is if there is time left."""
-        orders = [[config for config in self._space.in_order(scheme)]
-                  for scheme in self._possible()]
-        configs = [order[place] for place in range(max(map(len, orders), default=0))
-                   for order in orders if place < len(order)
-                   and (place == 0 or order[place] not in self.too_slow)]
-        return [Trial(config, exponent) for config in configs
-                for exponent in self._space.exponents(config)]
+        orders = [self._in_order(scheme) for scheme in self._possible()]
+        found = []
+        for place in range(max(map(len, orders), default=0)):
+            configs = [order[place] for order in orders if place < len(order)
+                       and (place == 0 or order[place] not in self.too_slow)]
+            # One step size of each scheme before others of any.
+            for some in itertools.zip_longest(*map(self._space.exponents, configs)):
+                found += [Trial(config, exponent) for config, exponent in zip(configs, some)
+                          if exponent is not None]
+        return found
+
+    def _in_order(self, scheme):
+        """Returns as `Space.in_order`: first those with which there is time to see where they end.
+
+        A worker of many makes as many local steps as one process, or some times less.
+        """
+        steps = self._afford(RUNGS[0].share, BEST)
+        return self._space.in_order(
+            scheme, lambda config: config.workers * self._needed <= OPTIMISM * steps)
 
     def _halve(self):
         trials = self._all = self._first()
@@ -390,7 +413,7 @@ class Search:
         around = [self._space.around(trial)[1:] for trial in kept]
         known = {trial.config for trial in self.found}
         others = [[Trial(config, trial.exponent)
-                   for config in self._space.in_order(trial.config.scheme)
+                   for config in self._in_order(trial.config.scheme)
                    if config not in known and config not in self.too_slow][:_LIKE_IT]
                   for trial in list(leaders.values())[:_LEADERS]]
         found = [*kept, *sum(around[:_LEADERS], []), *sum(others, []),
@@ -420,13 +443,14 @@ class Search:
     def _repeat(self):
         """Simulates the best ones with other seeds, as far as is needed."""
         best = self.best()
+        if self._goal.target:  # other seeds of who is not there would tell nothing
+            best = [trial for trial in best if not self.worth(trial)[0]] or best
 
         def local_steps(trial):
             row = self.found[trial][1][0]
-            whole = int(row['examples']) / self._space.batch_size
             if row['target_examples'] == '':
-                return whole
-            return min(whole, _MORE * float(row['target_examples']) / self._space.batch_size)
+                return int(row['examples']) / self._space.batch_size
+            return _MORE * float(row['target_examples']) / self._space.batch_size
 
         for seed in SEEDS[1:]:
             self._simulate(best, local_steps, 1, len(RUNGS), seed)

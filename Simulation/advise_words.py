@@ -126,7 +126,8 @@ def _what_helps(helps, other):
 
 
 def _method(answer, looked_at, ruled_out, simulated):
-    seeds = min(entry['seeds'] for entry in answer.entries)
+    known = [entry for entry in answer.entries if entry['seconds'] is not None]
+    seeds = min(entry['seeds'] for entry in known or answer.entries)
     runs = f'of {seeds} simulations each' if seeds > 1 else 'of one simulation each'
     return (f'How sure that is: of {looked_at:,} settings {ruled_out:,} cannot be fast enough, and '
             f'{simulated:,} simulations trained the others as far as there was time; the figures '

@@ -31,7 +31,7 @@ class Record:
     """
 
     def __init__(self, name, clock, train_steps, batch_size, test, tests, reached=None,
-                 target=0.95, timeline=None, events=None):
+                 target=0.95, timeline=None, events=None, until_target=False):
         """Takes the parts.
 
         Args:
@@ -45,6 +45,7 @@ class Record:
           target: float, a test accuracy, see `reached_target`.
           timeline: `timeline.Timeline`, or None.
           events: `events.Events`, or None.
+          until_target: bool, whether training ends when the target is reached.
         """
         self._name, self._clock, self._train_steps, self._test = name, clock, train_steps, test
         self._batch_size, self._reached = batch_size, reached
@@ -53,7 +54,7 @@ class Record:
                                 for i in range(1, tests + 1)})
         self._line, self._whole = _Figures(), _Figures()
         self.seconds = collections.Counter()  # of all workers, by phase
-        self.reached_target = None
+        self.reached_target, self._until_target = None, until_target
         self._target, self._timeline, self._events = target, timeline, events
         self._bar = tqdm.tqdm(desc=name, total=train_steps, bar_format=_BAR, leave=False,
                               disable=None if name else True)  # None: on a terminal only
@@ -104,8 +105,9 @@ class Record:
         return self._train_steps
 
     def goes_on(self):
-        """Returns whether steps are left to train and training has not diverged."""
-        return self.step < self._train_steps and not self.diverged
+        """Returns whether training has not come to its end, and has not diverged."""
+        is_there = self._until_target and self.reached_target
+        return self.step < self._train_steps and not self.diverged and not is_there
 
     def rate(self):
         """Returns the local steps of all workers per virtual second."""

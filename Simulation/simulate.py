@@ -42,6 +42,7 @@ flags.DEFINE_integer('local_steps', None, 'of all workers together; in place of 
 flags.DEFINE_integer('tests', 10, 'how many tests the run has: more at first', lower_bound=1)
 flags.DEFINE_float('target', 0.95, 'test accuracy whose time is printed', lower_bound=0,
                    upper_bound=1)
+flags.DEFINE_boolean('until_target', False, 'end when the test accuracy has come to --target')
 flags.DEFINE_string('csv', None, 'file for the figures of each test')
 flags.DEFINE_string('histogram', None, 'file for how many updates had which staleness, in CSV')
 flags.DEFINE_string('board', None, 'directory for events for TensorBoard, on the virtual clock')
@@ -157,7 +158,7 @@ class Simulation:
         self._events = Events(FLAGS.board) if FLAGS.board else None
         self.record = Record(name, self.clock, train_steps, FLAGS.batch_size, self.player.test,
                              FLAGS.tests, lambda step: self.crew.reach(step), FLAGS.target,
-                             self.timeline, self._events)
+                             self.timeline, self._events, FLAGS.until_target)
         delays = [training_flags.straggler_delay(worker) for worker in range(number)]
         for name in _BY_WORKER:
             if name in FLAGS:

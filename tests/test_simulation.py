@@ -882,6 +882,17 @@ def test_when_the_target_is_reached(capsys, accuracies, step, said):
     assert capsys.readouterr().out.splitlines()[-1] == f'toy: {said}'
 
 
+def test_until_the_target():
+    """It ends with the test that is there; with --until_target only."""
+    clock, left = types.SimpleNamespace(now=0.), [.5, .95, 1., 1.]
+    record = Record(None, clock, 16, 10, lambda: {'accuracy': left.pop(0)}, 4, target=0.9,
+                    until_target=True)
+    while record.goes_on():
+        record.add({}, 1)
+        record.reach(record.step + 1)
+    assert record.step == 4 and record.done({}, 2) == {'accuracy': .95}
+
+
 # Batches.
 
 def test_each_worker_reads_its_own_shard():
