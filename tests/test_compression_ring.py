@@ -82,7 +82,8 @@ def test_what_is_sent_by_sockets_is_in_a_trace(connect, num_workers):
 
 
 @pytest.mark.parametrize('name', ['bf16', 'int8', 'sign', 'topk:0.01'])
-@pytest.mark.parametrize('num_workers', [1, 2, 3])
+@pytest.mark.parametrize('num_workers', [
+    pytest.param(1, marks=pytest.mark.thorough), 2, pytest.param(3, marks=pytest.mark.thorough)])
 def test_a_step_sends_as_many_bytes_as_computed(workers, num_workers, name):
     """Within 2 %: what N - 1 workers have encoded, to the next worker."""
     size, rows = 250000, 1000

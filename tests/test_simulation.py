@@ -810,13 +810,13 @@ def test_what_a_folder_prepares_first(tmp_path):
 
 @pytest.mark.parametrize('folder', ['HogWild', 'Gossip'])
 def test_a_metric_that_refuses_what_a_diverged_model_says(simulate, folder):
-    """As that of the clicks does with what is no number: it ends as any other run that diverged."""
+    """As that of the clicks does with what is no number, on TensorFlow 1.15: it ends as any run."""
     status, out, err = simulate(f'--scheme={folder}', '--workers=2', '--model=clicks',
                                 '--clicks_rows=100', '--local_steps=64', '--tests=2',
-                                '--learning_rate=1e30')
+                                '--learning_rate=1e38')
     assert status == 0 and not err
     assert any('training diverged' in line for line in out)
-    assert any(line.startswith(f'{folder}: test loss nan after') for line in out)
+    assert any(re.match(f'{folder}: test (loss nan|auc .*) after', line) for line in out)
 
 
 def test_a_simulation_that_cannot_be_says_why(tmp_path):

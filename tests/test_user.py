@@ -105,7 +105,7 @@ def test_two_runs_at_the_same_time(programs, copy):
     'AEAMSGD', 'AEASGD', 'AGN', 'DC-ASGD', 'DiLoCo', 'Distributed-MNIST', 'Distributed-Setup',
     'DOWNPOUR', 'DOWNPOUR-Easy', 'DynSGD', 'Elastic-Workers', 'FedAvg', 'Gossip',
     'In-Graph-Replication', 'Local-SGD', 'Model-Parallel', 'Parameter-Placement', 'SAGN', 'SSP',
-    'Synchronous-SGD-different-learning-rates', 'Work-Queue'}),
+    'Synchronous-SGD', 'Synchronous-SGD-different-learning-rates', 'Work-Queue'}),
                          indirect=True)
 def test_run(programs, copy):
     train(programs, copy, 'first')
