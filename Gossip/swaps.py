@@ -63,13 +63,11 @@ class Swaps:
         """Returns as `_run`, for lists of tensors."""
         size = transfer.size_of(values)
         first, *rest = [traffic.name_of_sender(size, f'worker {each}') for each in receivers]
+        found = parcels.call(functools.partial(self._run, receivers, senders, combine), values,
+                             first)
         with tf.device('/device:CPU:0'):
-            found = tf.py_func(functools.partial(self._run, receivers, senders, combine), values,
-                               [value.dtype for value in values], name=first)
             for name in rest:  # a trace has what goes to the other neighbour, too
                 found[0] = tf.identity(found[0], name=name)
-        for one, value in zip(found, values):
-            one.set_shape(value.shape)
         return found
 
     def _run(self, receivers, senders, combine, *mine):

@@ -60,7 +60,7 @@ class Visits(pairs.Partners):
         if not self._is_visited:
             return x
         self._replica = replica.Replica(variables, self._me)
-        added = _call(lambda *now: self._replica.begin_step(now), x)
+        added = parcels.call(lambda *now: self._replica.begin_step(now), x)
         added = [variable.assign_add(value, read_value=False)
                  for variable, value in zip(variables, added)]
         with tf.control_dependencies(added):
@@ -78,8 +78,8 @@ class Visits(pairs.Partners):
         if not self._partners:
             return []
         # A trace has it as sent to the first partner, though one is drawn in each step.
-        return _call(self.visit, x, traffic.name_of_sender(transfer.size_of(x),
-                                                           f'worker {self._partners[0]}'))
+        name = traffic.name_of_sender(transfer.size_of(x), f'worker {self._partners[0]}')
+        return parcels.call(self.visit, x, name)
 
     def visit(self, *x):
         """Exchanges with one of the partners that answer; alone, with nobody.
@@ -199,12 +199,3 @@ def _is_closed(connection):
         return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return False
-
-
-def _call(function, x, name=None):
-    """Returns what a function of arrays makes of tensors, a list of tensors like these."""
-    with tf.device('/device:CPU:0'):
-        made = tf.py_func(function, x, [value.dtype for value in x], name=name)
-    for one, value in zip(made, x):
-        one.set_shape(value.shape)
-    return made
