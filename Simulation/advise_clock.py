@@ -220,7 +220,8 @@ def _rows(silent, asked, windows):
     """Returns what `_answer` does as 'rows', for a `Silent`, what was asked, and windows to try."""
     kind = lives.kind_of(silent)
     is_ring = issubclass(kind, lives.InARing)
-    costs, rows = advise_costs.read(pathlib.Path(asked['costs'])), []
+    costs = advise_costs.read(pathlib.Path(asked['costs'])).of_scheme(asked.get('name'))
+    rows = []
     for number, variant in enumerate(asked.get('variants', [{}])):
         cluster = advise_cluster.Cluster(asked['cluster'])
         if 'improved' in variant:

@@ -14,7 +14,8 @@ import sys
 import description
 
 # What is needed, and what it is. A figure is the median of its measurement, between `low` and
-# `high`; all of them are of one batch size and one model.
+# `high`; all of them are of one batch size and one model. There may also be STEP_OF and START_OF of
+# a scheme: in place of 'step, 1 thread', and of 'start, a local step'.
 MEANINGS = collections.OrderedDict([
     ('one process', 'a local step in one process, all in all'),
     ('start', 'what the first runs of that process take longer than later ones'),
@@ -35,8 +36,10 @@ MEANINGS = collections.OrderedDict([
     ('parameters', 'bytes of the variables'),
     ('pull', 'bytes that a worker reads in an exchange'),
     ('push', 'bytes that it sends')])
+STEP_OF, START_OF = 'step of {}', 'start, a local step of {}'
 _NUMBERS = 'threads', 'variation'
 _SIZES = 'parameters', 'pull', 'push'
+_ALL = 'value', 'low', 'high'
 _STEP = re.compile(r'step, (\d+) threads?')
 
 Figure = collections.namedtuple('Figure', 'value low high how')
@@ -78,6 +81,21 @@ class Costs:
         """Returns a figure, a float; `at` is 'value', 'low' or 'high'."""
         return getattr(self.figures[name], at)
 
+    def of_scheme(self, name):
+        """Returns the `Costs` of a scheme, whose local steps may take longer than those of others.
+
+        By how many times is known of one thread; with more of them it is taken to be the same.
+        """
+        step, start = STEP_OF.format(name), START_OF.format(name)
+        if step not in self.figures or start not in self.figures:
+            return self
+        longer = self.get(step) / self.get('step, 1 thread')
+        figures = collections.OrderedDict(
+            (each, figure._replace(**{at: longer * self.get(each, at) for at in _ALL})
+             if _STEP.fullmatch(each) else figure) for each, figure in self.figures.items())
+        return Costs(dict(figures, **{'start, a local step': self.figures[start]}), self.of,
+                     self._about)
+
     def step(self, threads, at='value'):
         """Returns the seconds of a local step with so many threads, or the most measured below."""
         known = [int(_STEP.fullmatch(name)[1]) for name in self.figures if _STEP.fullmatch(name)]
@@ -115,7 +133,7 @@ def read(path):
     for name, figure in written.items():
         try:
             value, low, high = (_parser(name)(figure.get(at, figure['value']))
-                                for at in ('value', 'low', 'high'))
+                                for at in _ALL)
         except (ValueError, KeyError, AttributeError) as error:
             sys.exit(f'--costs={path}: "{name}": '
                      f'{error if isinstance(error, ValueError) else "it has no value"}.')

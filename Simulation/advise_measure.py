@@ -5,6 +5,7 @@ ps, and with rings of two and three workers. Costs follow from these as in `vali
 """
 
 import collections
+import contextlib
 import json
 import pathlib
 import subprocess
@@ -15,12 +16,13 @@ import time
 from measuring import runs
 from measuring.results import machine
 import advise_costs
-from advise_costs import Costs, Figure
+from advise_costs import Costs, Figure, START_OF, STEP_OF
 import advise_folders
 import validate
 
 HERE = pathlib.Path(__file__).resolve().parent
 _TIMED = 'AGN', 'HogWild'  # whose local steps are timed; the second one for what the first refuses
+_OTHERS = 'DiLoCo',  # whose local steps take longer: their optimizer keeps moments
 _SECONDS = 3  # that a run is to train
 _MOST_RUNS, _LEAST_RUNS = 20000, 30  # of a train op
 _ROUND = 0.0015  # seconds of an exchange, for an estimate
@@ -30,18 +32,23 @@ _TIME_LIMIT = 300
 _AS_TIMED = '--num_threads=1'
 
 
-def _of_steps(folder):
+def _of_steps(folder, names, *options):
     """Returns what advise_steps.py prints for an `advise_folders.Folder`, a dict.
+
+    Args:
+      folder: see there.
+      names: strings, schemes, of which the first that can be timed is.
+      *options: strings, for the program.
 
     Raises:
       SystemExit: with its complaint.
     """
-    for name in _TIMED:
+    for name in names:
         try:
             done = subprocess.run(
                 [sys.executable, str(HERE / 'advise_steps.py'), f'--scheme={folder.of(name)}',
-                 *folder.flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False,
-                timeout=_TIME_LIMIT, universal_newlines=True)
+                 *options, *folder.flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                check=False, timeout=_TIME_LIMIT, universal_newlines=True)
         except subprocess.TimeoutExpired:
             sys.exit(f'Local steps cannot be timed: that takes more than {_TIME_LIMIT} s.')
         if not done.returncode:
@@ -72,7 +79,7 @@ def start_of(notes, seconds):
     return max(0., max(times[-1] - began - len(times) * seconds for times, began in first))
 
 
-def curve_of(run, notes):
+def curve_of(run, notes, stopped=0.):
     """Returns the accuracy over time of a run, a list of (step, seconds, accuracy).
 
     To the tests while it trained it adds that at the end, whose step is not needed and None.
@@ -80,10 +87,16 @@ def curve_of(run, notes):
     Args:
       run: `runs.Run`.
       notes: list of dicts, what its processes wrote by tfdist/training/notes.py.
+      stopped: float, what share of all workers did not train while the chief tested: so much of
+        the time of these tests is subtracted.
     """
     chief = next(note for note in notes if note['chief'])
     end = max(note['times'][-1] for note in notes) - chief['began']
-    return [*chief['curve'], (None, end, float(run.find(runs.TEST)[1][1]))]
+    found, lost = [], 0.
+    for (step, seconds, accuracy), tested in zip(chief['curve'], chief['tested']):
+        found.append((step, seconds - lost, accuracy))
+        lost += stopped * tested if seconds else 0.  # the first test precedes training
+    return [*found, (None, end - lost, float(run.find(runs.TEST)[1][1]))]
 
 
 def reached(curve, target):
@@ -141,7 +154,7 @@ def measure(folder, say):
       `advise_costs.Costs`.
     """
     say('times local steps in one process, by threads and batch size')
-    timed = _of_steps(folder)
+    timed = _of_steps(folder, _TIMED)
     found = collections.OrderedDict((name, None) for name in advise_costs.MEANINGS)
     its_own = [each for each in timed['steps'] if each['batch'] == timed['batch']]
     best = min(its_own, key=lambda each: each['run'][0])
@@ -169,12 +182,31 @@ def measure(folder, say):
     step = its_own[0]['step'][0]
     found.update(_of_exchanges(folder, step, timed['pull'] + timed['push'], say))
     found.update(_of_rings(folder, step, say))
+    found.update(_of_others(folder, say))
     flags = ' '.join(folder.flags) or 'of its folder'
     about = (f'Measured on {machine()}, {time.strftime("%Y-%m-%d")}: each figure, its least and '
              'its largest value in three parts of the measurement. The model is that of '
              f'{folder.path}, with the flags {flags}. Edit what you know better, and give the '
              'file back with --costs=.')
     return Costs(found, folder.identity, about)
+
+
+def _of_others(folder, say):
+    """Returns the figures of schemes whose local steps take longer, a dict.
+
+    Without those of a scheme that cannot be timed, as with flags that are not its own.
+
+    Args:
+      folder, say: see `measure`.
+    """
+    found = {}
+    for name in _OTHERS:
+        say(f'times local steps of {name}')
+        with contextlib.suppress(SystemExit):
+            timed, = _of_steps(folder, [name], '--briefly')['steps']
+            found[STEP_OF.format(name)] = Figure(*timed['step'], 'as step, 1 thread')
+            found[START_OF.format(name)] = _the_same(timed['more'], 'as start, a local step')
+    return found
 
 
 def _of_exchanges(folder, step, carried, say):

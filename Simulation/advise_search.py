@@ -335,7 +335,7 @@ class Search:
 
     def _first(self):
         """Returns the trials of the first rung, and whose turn it is if there is time left."""
-        orders = [self._in_order(scheme) for scheme in self._possible()]
+        orders = [self._affordable_first(scheme) for scheme in self._possible()]
         found = []
         for place in range(max(map(len, orders), default=0)):
             configs = [order[place] for order in orders if place < len(order)
@@ -346,7 +346,7 @@ class Search:
                           if exponent is not None]
         return found
 
-    def _in_order(self, scheme):
+    def _affordable_first(self, scheme):
         """Returns as `Space.in_order`: first those with which there is time to see where they end.
 
         A worker of many makes as many local steps as one process, or some times less.
@@ -413,7 +413,7 @@ class Search:
         around = [self._space.around(trial)[1:] for trial in kept]
         known = {trial.config for trial in self.found}
         others = [[Trial(config, trial.exponent)
-                   for config in self._in_order(trial.config.scheme)
+                   for config in self._affordable_first(trial.config.scheme)
                    if config not in known and config not in self.too_slow][:_LIKE_IT]
                   for trial in list(leaders.values())[:_LEADERS]]
         found = [*kept, *sum(around[:_LEADERS], []), *sum(others, []),

@@ -1,9 +1,10 @@
 """Times local steps and updates in one process, without servers; prints the figures as JSON.
 
-    python advise_steps.py --scheme=FOLDER [flags]
+    python advise_steps.py --scheme=FOLDER [--briefly] [flags]
 
 It runs the scheme of the folder with one worker, with windows of one and of several local steps:
-what these take longer is the local steps, without what a run of a session takes.
+what these take longer is the local steps, without what a run of a session takes. With --briefly it
+times local steps with one thread, and nothing else.
 """
 
 import functools
@@ -134,13 +135,14 @@ def _guarded(function, asked):
 def main(_):
     """Prints a dict of figures: by threads and batch size, and of an update."""
     import simulate
-    batch = simulate.FLAGS.batch_size
-    threads = [2 ** power for power in range(10) if 2 ** power <= os.cpu_count()]
-    asked = [*((number, batch) for number in threads), (1, max(1, batch // 2)), (1, 2 * batch)]
+    batch, asked = simulate.FLAGS.batch_size, [(1, simulate.FLAGS.batch_size)]
+    if not simulate.FLAGS.briefly:
+        threads = [2 ** power for power in range(1, 10) if 2 ** power <= os.cpu_count()]
+        asked += [*((number, batch) for number in threads), (1, max(1, batch // 2)), (1, 2 * batch)]
     # A process has one pool of threads that compute, so each gets a copy of this process.
     with multiprocessing.get_context('fork').Pool(1, maxtasksperchild=1) as pool:
         steps = pool.map(functools.partial(_guarded, _steps), asked, chunksize=1)
-        update = pool.apply(_guarded, (_update, None))
+        update = {} if simulate.FLAGS.briefly else pool.apply(_guarded, (_update, None))
     print(json.dumps({
         'batch': batch, 'steps': [dict(figures, threads=number, batch=size)
                                   for (number, size), figures in zip(asked, steps)],
@@ -150,6 +152,8 @@ def main(_):
 if __name__ == '__main__':
     import schemes
     program, _ = schemes.load(schemes.asked_for(sys.argv))
+    from absl import flags as absl_flags
     import simulate  # noqa: F401  (defines flags)
     from tfdist.start import console
+    absl_flags.DEFINE_bool('briefly', False, 'time local steps with one thread, and nothing else')
     console.run(main)

@@ -39,6 +39,7 @@ _MINUTES, _MOST, _REPEATS = '2', 5, 1
 _MOST_SECONDS = 30  # that a real run is to train
 _ENOUGH = 2.5, 3  # times its own time, or that of what is advised, for which a setting is run
 _TIME_LIMIT = 120  # for a real run, from its start to its end
+_TESTED = 0.1  # share of its time for which the chief tests
 _COSTS_SECONDS, _CLOCK_SECONDS, _RUN_SECONDS = 90, 30, 25  # for an estimate
 
 Model = collections.namedtuple('Model', 'flags target milliseconds')
@@ -282,7 +283,7 @@ def really_run(pair, folder, setting, repeat, expected):
       SystemExit: if it fails.
     """
     flags = [*setting['flags'], f'--train_steps={steps_of(setting, expected)}',
-             f'--seed={repeat + 1}', f'--log_every_n_steps={10 ** 9}']
+             f'--seed={repeat + 1}', f'--log_every_n_steps={10 ** 9}', f'--tested_share={_TESTED}']
     if setting['straggler']:
         flags.append(f'--straggler={setting["straggler"]}')
     with hosts_of(pair, setting) as network, tempfile.TemporaryDirectory() as directory:
@@ -290,7 +291,8 @@ def really_run(pair, folder, setting, repeat, expected):
                        CUDA_VISIBLE_DEVICES='', **setting['workers_and_ps'], **network)
         notes = runs.notes_in(directory)
     rate = runs.rate(notes)
-    curve = advise_measure.curve_of(run, notes)
+    together = setting['local_steps_of_update'] >= setting['workers'] * setting['window']
+    curve = advise_measure.curve_of(run, notes, 1. if together else 1 / setting['workers'])
     when = advise_measure.reached(curve, MODELS[pair.model].target)
     return {'seconds': '' if when is None else f'{when:.4g}', 'ran': f'{curve[-1][1]:.4g}',
             'local_steps_per_second': f'{setting["window"] * rate:.4g}',

@@ -536,9 +536,9 @@ def test_workers_for_whom_there_is_no_time_come_last(searched):
     """With so many that each would make a few local steps only, nothing would be seen."""
     search, _ = searched(FOUR, costs_of())
     most = max(config.workers for config in search._space.rows)
-    assert search._in_order('HogWild')[0].workers == most
+    assert search._affordable_first('HogWild')[0].workers == most
     search._needed *= 10
-    found = [config.workers for config in search._in_order('HogWild')]
+    found = [config.workers for config in search._affordable_first('HogWild')]
     assert found[0] < most and sorted(found) == sorted(
         config.workers for config in search._space.rows if config.scheme == 'HogWild')
 

@@ -222,6 +222,8 @@ def test_an_operation_that_fails_is_shown_with_the_models_code(capfd, monkeypatc
     ended = []
     monkeypatch.setattr(console.os, '_exit', lambda status: sys.exit(ended.append(status)))
     monkeypatch.setattr(console, '_parse_flags', lambda argv: argv[:1])
+    # Only the main thread may set a signal's handler, and pytest-xdist may test in another one.
+    monkeypatch.setattr(console.signal, 'getsignal', lambda _: None)
     with pytest.raises(SystemExit):
         console.run(main)
     said = capfd.readouterr().err

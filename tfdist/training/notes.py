@@ -9,8 +9,8 @@ for each thread that trains:
 - 'bytes': what one run sends from task to task, from traces of the first --traced_runs runs; of a
   scheme whose runs are not all the same, the mean of those that were traced;
 - 'chief': whether this process tests; 'curve': its tests, each the global step and the seconds at
-  which it began, and the accuracy on the test set. Other workers may train during a test. The
-  tests take about a fiftieth of the process's time;
+  which it began, and the accuracy on the test set; 'tested': the seconds that each took. Other
+  workers may train during a test. The tests take about --tested_share of the process's time;
 - 'tensorflow': the version.
 """
 
@@ -29,24 +29,27 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string('notes_dir', None, 'directory for notes on each run of the train op, as JSON')
 flags.DEFINE_integer('traced_runs', 0, 'of how many runs to note the bytes that travel',
                      lower_bound=0)
-
-_SHARE = 50  # tests may take the time divided by this
+flags.DEFINE_float('tested_share', 0.02, 'about what share of its time the chief tests for '
+                   '--notes_dir', lower_bound=0.001, upper_bound=1)
 
 
 def asked_for(test):
     """Returns a `Notes`, see there for `test`; None without --notes_dir."""
-    return Notes(FLAGS.notes_dir, FLAGS.traced_runs, test) if FLAGS.notes_dir else None
+    if not FLAGS.notes_dir:
+        return None
+    return Notes(FLAGS.notes_dir, FLAGS.traced_runs, FLAGS.tested_share, test)
 
 
 class Notes:
     """Notes on each run of a train op, written when the process ends."""
 
-    def __init__(self, directory, traced_runs, test):
+    def __init__(self, directory, traced_runs, tested_share, test):
         """Begins to take notes.
 
         Args:
           directory: string.
           traced_runs: int, of how many runs to note the bytes that travel.
+          tested_share: float, about what share of the time tests take.
           test: `evaluation.Test`, which is used if it is the chief's, or None.
         """
         self._directory = directory
@@ -55,7 +58,8 @@ class Notes:
         self._traces = collections.defaultdict(list)  # by the name of the train op's loss
         self._times = []
         self._staleness = collections.Counter()
-        self._curve = []
+        self._tested_share = tested_share
+        self._curve, self._tested = [], []
         self._began = None
         self._next_test = 0
         atexit.register(self._write)
@@ -100,7 +104,8 @@ class Notes:
         now = time.time()
         seconds = before - (self._began or before)
         self._curve.append((int(step), round(seconds, 3), round(metric, 4)))
-        self._next_test = now + (_SHARE * (now - before) if self._began else 0)
+        self._tested.append(round(now - before, 4))
+        self._next_test = now + ((now - before) / self._tested_share if self._began else 0)
 
     def _write(self):
         if not self._times:
@@ -108,7 +113,7 @@ class Notes:
         sent = [sum(each.bytes for (sender, receiver), each in traffic.between_tasks(traces).items()
                     if sender != receiver) for traces in self._traces.values()]
         notes = {'chief': self._evaluation is not None, 'curve': self._curve,
-                 'began': self._began, 'times': [round(when, 4) for when in self._times],
+                 'tested': self._tested, 'began': self._began, 'times': [round(when, 4) for when in self._times],
                  'staleness': self._staleness, 'tensorflow': tf.__version__,
                  'bytes': round(sum(sent) / len(sent)) if sent else None}
         path = os.path.join(self._directory, f'{uuid.uuid4().hex}.json')
