@@ -192,12 +192,9 @@ def measure(folder, say):
 
 
 def _of_others(folder, say):
-    """Returns the figures of schemes whose local steps take longer, a dict.
+    """Returns the figures of schemes whose local steps take longer, a dict; see `measure`.
 
     Without those of a scheme that cannot be timed, as with flags that are not its own.
-
-    Args:
-      folder, say: see `measure`.
     """
     found = {}
     for name in _OTHERS:

@@ -53,8 +53,8 @@ Attributes:
 MODELS = {
     'digits': Model([], 0.95, 50),
     'keras_layers': Model(['--model=keras_layers'], 0.95, 50),
-    'teacher': Model(['--model=teacher', '--batch_size=128', '--teacher_test_examples=2000'], 0.5,
-                     20),
+    'teacher': Model(['--model=teacher', '--batch_size=128', '--teacher_test_examples=5000'], 0.52,
+                     50),
     'mnist': Model(['--model=mnist'], 0.9, 50)}
 
 Place = collections.namedtuple('Place', 'hosts megabits round_trip more slow slow_by',

@@ -127,7 +127,8 @@ def page(found, runs):
     parts = ['# The advisor, judged by regret',
              '`bash Simulation/run.sh --regret` writes this page; `--help` says more. Regret '
              'is by how much longer what was advised really took to the target than the best of '
-             'all that were run. The seconds count from the first step of worker 0 on.']
+             'all that were run. The seconds count from the first step of worker 0 on, without '
+             'those in which its tests held up the training.']
     machines = sorted({row['machine'] for row in runs})
     if machines:
         parts.append(f'Measured with {" and ".join(machines)}.')

@@ -29,7 +29,8 @@ flags.DEFINE_string('center', None, 'file for the center at the end of a replay,
                     'center.npz')
 # Flags that say where a run is and where it writes: a replay does not repeat these.
 _OF_THE_PLACE = {'ps_hosts', 'worker_hosts', 'chief_hosts', 'task_index', 'model_dir', 'order_dir',
-                 'notes_dir', 'traced_runs', 'eval_every_secs', 'stop_after_evals_without_gain'}
+                 'notes_dir', 'traced_runs', 'tested_share', 'eval_every_secs',
+                 'stop_after_evals_without_gain'}
 # Relative: a loss that differs by more is not that of the run. The graph of one process rounds
 # differently from a graph of several tasks, and the difference grows with training.
 _ARITHMETIC = 1e-3

@@ -72,6 +72,18 @@ def test_a_step_with_more_threads_than_were_measured():
         0.8e-3, 0.8e-3, 0.5e-3, 0.5e-3, 0.5e-3]
 
 
+def test_a_scheme_whose_local_steps_take_longer():
+    costs = costs_of()
+    assert costs.of_scheme('DiLoCo') is costs
+    for name, value in ('step of DiLoCo', 1.2e-3), ('start, a local step of DiLoCo', 9e-3):
+        costs.figures[name] = Figure(value, value, value, 'by hand')
+    assert costs.of_scheme('AGN') is costs
+    its = costs.of_scheme('DiLoCo')
+    assert [its.step(threads) for threads in (1, 2)] == pytest.approx([1.2e-3, 0.75e-3])
+    assert its.step(1, 'high') == pytest.approx(1.1 * 1.2e-3)
+    assert its.get('start, a local step') == 9e-3 and its.get('hop') == costs.get('hop')
+
+
 @pytest.mark.parametrize('edit, complaint', [
     (lambda values: values['figures'].pop('hop'), '"hop" is missing: a hop of the ring'),
     (lambda values: values['figures']['hop'].update(value='2'), '"hop": 2 has no unit'),

@@ -83,7 +83,9 @@ def test_a_pull_after_a_push_reads_what_was_pushed(workers, folder):
         assert (step, value) == tuple(worker.session.run([worker.global_step, worker.variables[0]]))
 
 
-@pytest.mark.parametrize('folder', HPARAMS)
+@pytest.mark.parametrize('folder', [
+    folder if folder in ('DOWNPOUR', 'AEAMSGD', 'DC-ASGD', 'HogWild') else
+    pytest.param(folder, marks=pytest.mark.thorough) for folder in HPARAMS])
 def test_variables_of_any_shape_on_several_ps(workers, folder):
     """Each entry goes the way that a single scalar goes."""
     shapes = workers(folder, start=[8., [[8., 8., 8.], [8., 8., 8.]], [8.]], num_ps=2)

@@ -229,12 +229,14 @@ def test_a_real_run_of_one_process(tmp_path, monkeypatch):
             return 6., re.search(form, 'worker 0: test accuracy 1.000 after 100 steps, 7.0 s')
 
     notes = [{'chief': True, 'began': 0., 'times': [0.06 * i for i in range(1, 101)],
-              'curve': [[0, 0., 0.], [50, 3., 0.8]]}]
+              'curve': [[0, 0., 0.], [50, 3.5, 0.8]], 'tested': [9., 0.5]}]
     monkeypatch.setattr(regret.runs, 'Run', Run)
     monkeypatch.setattr(regret.runs, 'notes_in', lambda _: notes)
     alone = candidate(5., scheme='one process', window=1, flags=['--learning_rate=0.1'],
                       straggler='0:0.05', workers_and_ps={})
     found = regret.really_run(Pair('mnist', 'far'), tmp_path, alone, 0, 5.)
+    # The first test precedes training, and the second one ends before the run does.
+    assert float(found['ran']) == 5.5
     assert float(found['seconds']) == pytest.approx(4.5), 'half way from 80 % to the end'
     assert float(found['local_steps_per_second']) == pytest.approx(1 / 0.06, rel=0.01)
     (flags, env), = asked

@@ -353,7 +353,7 @@ def test_one_by_one(toy, folder, changes):
     assert abs(rule.center - flat(START)).min() > 0.01
 
 
-@pytest.mark.parametrize('update', ['0s', '1ms'])
+@pytest.mark.parametrize('update', [pytest.param('0s', marks=pytest.mark.thorough), '1ms'])
 @pytest.mark.parametrize('folder, changes', AT_ONCE)
 def test_all_at_once_with_backups(toy, folder, changes, update):
     """Of eight workers six complete a step; who comes later is dropped, also during the update."""

@@ -20,7 +20,7 @@ import player
 import round_parts
 import shards
 import test_simulation
-from test_seam import CASES
+from test_seam import CASES, of_each_kind
 
 toy = test_simulation.toy  # a fixture
 # Of each kind: what the simulation is asked for, besides the scheme.
@@ -122,7 +122,7 @@ def test_a_push_reads_the_center_as_a_run_of_its_own_does(toy, monkeypatch, fold
     assert what_came_of(at_once) == what_came_of(apart)
 
 
-@pytest.mark.parametrize('folder, changes', CASES)
+@pytest.mark.parametrize('folder, changes', of_each_kind(CASES))
 def test_all_schemes_compute_later(folder, changes):
     """Unless the model is random, or has tables: nothing else slows a simulation down."""
     one = test_simulation.Toy(folder, [0.5, 1.], description.Cluster(workers='2'), 1, **changes)

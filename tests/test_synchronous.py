@@ -134,7 +134,9 @@ def test_alone(workers, folder, centers):
     assert [together(made) for _ in centers] == centers
 
 
-@pytest.mark.parametrize('folder', HPARAMS)
+@pytest.mark.parametrize('folder', [
+    folder if folder in ('Synchronous-SGD', 'DiLoCo') else
+    pytest.param(folder, marks=pytest.mark.thorough) for folder in HPARAMS])
 def test_the_barrier_holds_from_the_first_step(workers, folder):
     first, second = workers(folder, steps=3)
     for step in range(1, 4):
@@ -148,9 +150,9 @@ def test_the_barrier_holds_from_the_first_step(workers, folder):
 
 @pytest.mark.parametrize('folder', HPARAMS)
 def test_everybody_pulls_the_new_center_after_the_barrier(workers, folder):
-    """Bit for bit, in each of 100 steps."""
-    made = workers(folder, steps=100, learning_rate=1 / 64)
-    for _ in range(100):
+    """Bit for bit, in each of 50 steps."""
+    made = workers(folder, steps=50, learning_rate=1 / 64)
+    for _ in range(50):
         together(made)
         pulls = [worker.pull() for worker in made]
         assert pulls[0] == pulls[1]

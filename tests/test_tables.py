@@ -14,7 +14,7 @@ from tfdist.model import building, model_file
 from tfdist.scheme import seam, tables
 
 from conftest import load_program
-from test_seam import at_once, CASES, defaults, in_turn, is_together
+from test_seam import at_once, CASES, defaults, in_turn, is_together, of_each_kind
 
 ROWS, DIMENSION, BATCH = 7, 2, 4
 WHOLE = ['AEASGD', 'AEAMSGD', 'DiLoCo', 'Ring-AllReduce']  # in these each worker has all
@@ -167,7 +167,7 @@ def test_a_straggler_has_tables(trained, monkeypatch, folder):
     assert np.isfinite(late.rounds(2)).all()
 
 
-@pytest.mark.parametrize('folder, changes', KEPT)
+@pytest.mark.parametrize('folder, changes', of_each_kind(KEPT))
 def test_rows_that_nobody_asks_for_are_left_alone(trained, folder, changes):
     """Rows 5 and 6 are in no batch."""
     both = trained(folder, 2, changes, True, num_rows=5)
@@ -193,7 +193,7 @@ def needed(train_op):
     return building.inventory.graphs.ancestors(train_op.values())
 
 
-@pytest.mark.parametrize('folder, changes', KEPT)
+@pytest.mark.parametrize('folder, changes', of_each_kind(KEPT))
 def test_parts_with_the_batch_fed(trained, folder, changes):
     """Who plays a scheme part by part feeds the batch that it pulled for, and gets the same."""
     whole, played = [trained(folder, 1, changes, True) for _ in range(2)]

@@ -104,8 +104,9 @@ def test_two_runs_at_the_same_time(programs, copy):
 @pytest.mark.parametrize('copy', sorted(set(examples()) - {
     'AEAMSGD', 'AEASGD', 'AGN', 'DC-ASGD', 'DiLoCo', 'Distributed-MNIST', 'Distributed-Setup',
     'DOWNPOUR', 'DOWNPOUR-Easy', 'DynSGD', 'Elastic-Workers', 'FedAvg', 'Gossip',
-    'In-Graph-Replication', 'Local-SGD', 'Model-Parallel', 'Parameter-Placement', 'SAGN', 'SSP',
-    'Synchronous-SGD', 'Synchronous-SGD-different-learning-rates', 'Work-Queue'}),
+    'In-Graph-Replication', 'Local-SGD', 'Model-Parallel', 'Multiple-GPUs-Single-Machine',
+    'Parameter-Placement', 'Ring-AllReduce', 'SAGN', 'SSP', 'Synchronous-SGD',
+    'Synchronous-SGD-different-learning-rates', 'Work-Queue'}),
                          indirect=True)
 def test_run(programs, copy):
     train(programs, copy, 'first')

@@ -113,7 +113,8 @@ class Notes:
         sent = [sum(each.bytes for (sender, receiver), each in traffic.between_tasks(traces).items()
                     if sender != receiver) for traces in self._traces.values()]
         notes = {'chief': self._evaluation is not None, 'curve': self._curve,
-                 'tested': self._tested, 'began': self._began, 'times': [round(when, 4) for when in self._times],
+                 'tested': self._tested, 'began': self._began,
+                 'times': [round(when, 4) for when in self._times],
                  'staleness': self._staleness, 'tensorflow': tf.__version__,
                  'bytes': round(sum(sent) / len(sent)) if sent else None}
         path = os.path.join(self._directory, f'{uuid.uuid4().hex}.json')
