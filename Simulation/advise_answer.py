@@ -285,17 +285,13 @@ class Answer:
         """Returns all settings that may be run, a list of dicts that JSON takes.
 
         First come those that were simulated, the best ones first, and then those that were not,
-        though the clock did not rule them out; these have no 'seconds', and a middle step size.
+        though the clock did not rule them out; these have no 'seconds', and the likeliest step size.
         """
         ranked = self._search.ranked()
         simulated = {trial.config for trial in ranked}
-        others = [Trial(config, self._middle(config)) for config in self._space.rows
+        others = [Trial(config, self._space.exponents(config)[0]) for config in self._space.rows
                   if config not in simulated and config not in self._search.too_slow]
         return [self._candidate(trial) for trial in [*ranked, *others]]
-
-    def _middle(self, config):
-        exponents = self._space.exponents(config)
-        return exponents[len(exponents) // 2]
 
     def _candidate(self, trial):
         config, clock = trial.config, self._space.rows[trial.config]
