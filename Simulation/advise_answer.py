@@ -285,7 +285,7 @@ class Answer:
         """Returns all settings that may be run, a list of dicts that JSON takes.
 
         First come those that were simulated, the best ones first, and then those that were not,
-        though the clock did not rule them out; these have no 'seconds', and the likeliest step size.
+        though the clock did not rule them out: without 'seconds', and with the likeliest step size.
         """
         ranked = self._search.ranked()
         simulated = {trial.config for trial in ranked}

@@ -3,7 +3,8 @@
 What cannot be fast enough goes first: even if each of its local steps were worth OPTIMISM of one
 process, that one would be there earlier. The others are simulated with gradients, shortly at first
 and with a few step sizes. In each of RUNGS the better ones go on, for longer; so do their
-neighbours. At the end the best one of each scheme gets other seeds.
+neighbours, for as long as there is time. At the end the best one of each scheme gets other seeds,
+and then all that may be as good: the best of many that were simulated once was mostly lucky.
 """
 
 import collections
@@ -29,7 +30,13 @@ Rung = collections.namedtuple('Rung', 'share horizon steps')
 RUNGS = Rung(.3, 1, 1.5), Rung(.25, 2, 3), Rung(.2, 3, 6)
 ONE = Config(ALONE, 1, 1, 0)
 _OF_ONE, _OF_A_ROUND = .15, .1  # shares of the time, the second one at most
-SEEDS = 1, 2, 3
+SEEDS = 1, 2, 3, 4, 5
+# Whose time is at most so many times that of the best gets so many seeds, if there is time.
+_MAY_BE_BEST = (1.3, 3), (1.1, 5)
+_OF_EACH_SCHEME = 3  # seeds of its best setting
+_UNTIL = .65, .9  # shares of the time after which only other seeds are simulated
+_FAR = 2  # times the time of the best: where others are given up
+_AT_A_TIME = 10  # settings that are tried before the best ones are looked at again
 BEST = 5  # how many are answered
 _TESTS = 25
 _LEADERS, _LIKE_IT = 3, 2  # of so many schemes, so many settings like the best one are tried next
@@ -207,12 +214,15 @@ class Search:
         """Searches until it is done, time is up, or Ctrl-C stops it."""
         try:
             self._try_one_process()
-            self._halve()
-            self._repeat()
+            trials = self._halve()
+            for until in _UNTIL:
+                trials = self._go_on(trials, until)
+                self._repeat()
+                self.is_stopped |= time.monotonic() > self._deadline and until == _UNTIL[0]
+                self._make_sure()
         except KeyboardInterrupt:
             self.is_stopped = True
             self._simulations.stop()
-        self.is_stopped |= time.monotonic() > self._deadline
 
     def _afford(self, share, number):
         """Returns how many local steps each of so many simulations can have, an int.
@@ -256,8 +266,17 @@ class Search:
         self._simulations.run(asked, keep, self._deadline - (1 - share) * self._wall)
 
     def worth(self, trial):
-        """Returns how good a trial is with the first seed, see `worth`."""
-        return worth(*self.found[trial][1], self._space.rows[trial.config].get('start', 0.))
+        """Returns how good a trial is, see `worth`: its mean over the seeds if they end alike."""
+        start = self._space.rows[trial.config].get('start', 0.)
+        each = [worth(*its, start) for _, its in sorted(self.found[trial].items())]
+        (kind, rung_or_seconds, *rest), *_ = each
+        if len({one[0] for one in each}) > 1:
+            return max(each)
+        if kind == 0:
+            rung_or_seconds = statistics.mean(one[1] for one in each)
+        else:
+            rest = [statistics.mean(one[place] for one in each) for place in (2, 3)]
+        return (kind, rung_or_seconds, *rest)
 
     def _best_of(self, trials):
         return min(trials, key=self.worth)
@@ -356,32 +375,68 @@ class Search:
             scheme, lambda config: config.workers * self._needed <= OPTIMISM * steps)
 
     def _halve(self):
+        """Simulates what is in RUNGS; returns trials that may be next, the likeliest first."""
         trials = self._all = self._first()
         fastest = max((self._space.rate(trial.config) for trial in trials), default=1)
         # Where nothing is as fast as one process, all are simulated to when they may be there.
-        longer = max(1, self._space.rate(ONE) / fastest) if self._goal.target else 1
+        self._longer = max(1, self._space.rate(ONE) / fastest) if self._goal.target else 1
         over = _OF_ONE
         for number, rung in enumerate(RUNGS):
             over += rung.share
             self._set_horizon()
-            horizon, most = self._horizon * rung.horizon * longer, rung.steps * self._needed
-            if self._goal.within:
-                horizon, most = self._goal.within, math.inf
             left = self._affordable(self._not_there(trials), rung)
-            if number:  # as far as the others, so that they can be compared
+            if number:  # as far as the others
                 left += self._not_there(filter(None, [self._of_one()]))
-            wanted = {trial: min(self._space.rate(trial.config) * horizon, most) for trial in left}
-            if not wanted:
+            steps = {trial: each for trial, each in self._lengths(left, rung).items()
+                     if each > self._steps[trial]}
+            if not left:
                 break
-            # Where there is no time for all of that, all get the same share of it.
-            share = min(1, self._afford(rung.share, len(wanted)) * len(wanted)
-                        / sum(wanted.values()))
-            steps = {trial: share * each for trial, each in wanted.items()
-                     if share * each > self._steps[trial]}
             if not number:  # something to compare with
                 self._simulate(list(steps)[:1], steps.get, _IN_ANY_CASE)
             self._simulate([trial for trial in steps if trial not in self.found or number],
                            steps.get, over, number)
+            trials = self._next(trials)
+        return trials
+
+    def _lengths(self, trials, rung):
+        """Returns how many local steps trials are simulated for in a rung, a dict of floats."""
+        horizon, most = self._horizon * rung.horizon * self._longer, rung.steps * self._needed
+        if self._goal.within:
+            horizon, most = self._goal.within, math.inf
+        wanted = {trial: min(self._space.rate(trial.config) * horizon, most) for trial in trials}
+        # Where there is no time for all of that, all get the same share of it.
+        share = min(1, self._afford(rung.share, len(wanted)) * len(wanted)
+                    / sum(wanted.values())) if wanted else 1
+        return {trial: share * each for trial, each in wanted.items()}
+
+    def _is_there(self):
+        """Returns whether some trial came to the target."""
+        return any(self.worth(trial)[0] == 0 for trial in self.ranked()[:1])
+
+    def _go_on(self, trials, until):
+        """Tries more trials of a list, and such as are like the best, until a share of the time.
+
+        Returns those that may be next, as `_halve`.
+        """
+        while True:
+            left = until - 1 + (self._deadline - time.monotonic()) / self._wall
+            if left <= 0:
+                return trials
+            rung = RUNGS[-1]._replace(share=left)
+            some = [trial for trial in self._affordable(
+                [trial for trial in trials if trial not in self.found], rung)
+                if trial.config not in self.too_long][:_AT_A_TIME]
+            if not some:
+                return trials
+            # One process as far as the others, so that they can be compared.
+            steps = self._lengths(
+                some + self._not_there(filter(None, [self._of_one()])), rung)
+            if self._is_there():  # whoever is much later is of no interest
+                late = _FAR * self.worth(self.ranked()[0])[1]
+                steps = {trial: min(each, self._space.rate(trial.config) * late)
+                         for trial, each in steps.items()}
+            self._simulate([trial for trial, each in steps.items() if each > self._steps[trial]],
+                           steps.get, until, len(RUNGS) - 1)
             trials = self._next(trials)
 
     def _not_there(self, trials):
@@ -441,16 +496,39 @@ class Search:
         return best[:BEST]
 
     def _repeat(self):
-        """Simulates the best ones with other seeds, as far as is needed."""
+        """Simulates the best one of each scheme with other seeds."""
         best = self.best()
         if self._goal.target:  # other seeds of who is not there would tell nothing
             best = [trial for trial in best if not self.worth(trial)[0]] or best
+        for seed in SEEDS[1:_OF_EACH_SCHEME]:
+            self._simulate(best, self._to_the_target, 1, len(RUNGS), seed)
 
-        def local_steps(trial):
-            row = self.found[trial][1][0]
-            if row['target_examples'] == '':
-                return int(row['examples']) / self._space.batch_size
-            return _MORE * float(row['target_examples']) / self._space.batch_size
+    def _to_the_target(self, trial):
+        """Returns how many local steps another seed of a trial is simulated for, a float."""
+        row = self.found[trial][1][0]
+        if row['target_examples'] == '':
+            return int(row['examples']) / self._space.batch_size
+        return _MORE * float(row['target_examples']) / self._space.batch_size
 
-        for seed in SEEDS[1:]:
-            self._simulate(best, local_steps, 1, len(RUNGS), seed)
+    def _make_sure(self):
+        """Simulates all that may be the best with other seeds, while there is time."""
+        number = -1
+        while number < self.number and time.monotonic() < self._deadline:
+            number = self.number
+            some = self._with_few_seeds()[:_AT_A_TIME]
+            for seed in SEEDS[1:]:
+                its = [trial for trial in some if max(self.found[trial]) == seed - 1]
+                self._simulate(its, self._to_the_target, 1, len(RUNGS), seed)
+
+    def _with_few_seeds(self):
+        """Returns the trials that may be the best one and have few seeds, the best ones first."""
+        if not self._is_there():
+            return []
+        ranked = self.ranked()
+        best = self.worth(ranked[0])[1]
+        for within, seeds in _MAY_BE_BEST:
+            found = [trial for trial in ranked if len(self.found[trial]) < seeds
+                     and self.worth(trial)[0] == 0 and self.worth(trial)[1] <= within * best]
+            if found:
+                return found
+        return []

@@ -127,8 +127,11 @@ def _what_helps(helps, other):
 
 def _method(answer, looked_at, ruled_out, simulated):
     known = [entry for entry in answer.entries if entry['seconds'] is not None]
-    seeds = min(entry['seeds'] for entry in known or answer.entries)
-    runs = f'of {seeds} simulations each' if seeds > 1 else 'of one simulation each'
+    seeds = [entry['seeds'] for entry in known or answer.entries]
+    least, most = min(seeds), max(seeds)
+    runs = f'of {least} simulations each' if least > 1 else 'of one simulation each'
+    if most > least:
+        runs = f'of {least} to {most} simulations each'
     return (f'How sure that is: of {looked_at:,} settings {ruled_out:,} cannot be fast enough, and '
             f'{simulated:,} simulations trained the others as far as there was time; the figures '
             f'are {runs}, and the ranges come from these and from how exactly the costs are known; '
