@@ -471,9 +471,13 @@ class Search:
                    for config in self._affordable_first(trial.config.scheme)
                    if config not in known and config not in self.too_slow][:_LIKE_IT]
                   for trial in list(leaders.values())[:_LEADERS]]
+        best_of_each = collections.OrderedDict()
+        for trial in ranked:
+            best_of_each.setdefault(trial.config.scheme, trial)
         found = [*kept, *sum(around[:_LEADERS], []), *sum(others, []),
-                 *sum(around[_LEADERS:BEST], []), *(
-                     trial for trial in self._all if trial not in self.found)]
+                 *sum(around[_LEADERS:BEST], []),
+                 *(each for trial in best_of_each.values() for each in self._space.around(trial)),
+                 *(trial for trial in self._all if trial not in self.found)]
         return list(collections.OrderedDict.fromkeys(found))
 
     def diverged(self):

@@ -333,11 +333,11 @@ def clock(monkeypatch):
 class Invented:
     """Stands for `advise_simulations.Simulations`: each local step is worth as much as any other.
 
-    But for the step size: with the exponent 1 a target takes `needed` local steps, and twice as
-    many with each one farther from that.
+    But for the step size: with the exponent `best` a target takes `needed` local steps, and twice
+    as many with each one farther from that.
     """
 
-    needed = 400
+    needed, best = 400, 1
     besides = 1.  # seconds that a simulation takes beside its local steps
 
     def __init__(self, rates, clock, seconds=100):
@@ -354,7 +354,7 @@ class Invented:
             self.asked.append((trial, flags))
             steps = int(flags['local_steps'])
             self._clock.now += (self.besides + 1e-3 * steps) / JOBS
-            needed = self.needed * 2 ** abs(trial.exponent - 1)
+            needed = self.needed * 2 ** abs(trial.exponent - self.best)
             rate = self._rates[trial.config]['rate']
             reached = steps >= needed
             then(trial, {
@@ -489,6 +489,15 @@ def test_it_searches_while_there_is_time(searched, clock):
         number[seconds] = sum(flags['seed'] == '1' for _, flags in invented.asked)
         assert number[seconds] < len(invented.asked) and not search.is_stopped
     assert number[30] < number[60] < number[120]
+
+
+def test_each_scheme_gets_its_best_step_size(searched, monkeypatch):
+    """Also one that is far behind, before settings are tried that nothing speaks for."""
+    monkeypatch.setattr(Invented, 'best', 3)
+    search, _ = searched('5 hosts, 1 core, 1Gbit, 1ms', costs_of(), seconds=120)
+    best = {trial.config.scheme: trial.exponent for trial in reversed(search.ranked())}
+    assert set(best.values()) == {3}
+    assert any(trial not in search.found for trial in search._all), 'it had no time for all'
 
 
 def test_how_good_several_seeds_are(searched):
