@@ -215,11 +215,19 @@ class Adam(Rule):
 
     def update(self, value, gradient, rate, count, m, v):
         """See `Rule`."""
-        m = self._beta1 * m + (1 - self._beta1) * gradient
+        change, m, v = self._change(gradient, rate, count, m, v)
+        return value - change, m, v
+
+    def _change(self, gradient, rate, count, m, v):
+        """Returns what Adam subtracts from the value, and the slots.
+
+        The slot m is the paper's divided by 1 - beta1: one product fewer of whole tensors.
+        """
+        m = self._beta1 * m + gradient
         v = self._beta2 * v + (1 - self._beta2) * tf.square(gradient)
-        correction = (tf.sqrt(1 - tf.pow(self._beta2, count)) / (1 - tf.pow(self._beta1, count)))
-        rate = rate * tf.cast(correction, value.dtype)
-        return value - rate * m / (tf.sqrt(v) + self._epsilon), m, v
+        correction = tf.sqrt(1 - tf.pow(self._beta2, count)) * (
+            (1 - self._beta1) / (1 - tf.pow(self._beta1, count)))
+        return rate * tf.cast(correction, m.dtype) * m / (tf.sqrt(v) + self._epsilon), m, v
 
 
 class AdamW(Adam):
@@ -238,5 +246,5 @@ class AdamW(Adam):
 
     def update(self, value, gradient, rate, count, m, v):
         """See `Rule`."""
-        stepped, m, v = super().update(value, gradient, rate, count, m, v)
-        return stepped - rate * self._weight_decay * value, m, v
+        change, m, v = self._change(gradient, rate, count, m, v)
+        return (1 - rate * self._weight_decay) * value - change, m, v
