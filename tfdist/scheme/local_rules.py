@@ -247,4 +247,4 @@ class AdamW(Adam):
     def update(self, value, gradient, rate, count, m, v):
         """See `Rule`."""
         change, m, v = self._change(gradient, rate, count, m, v)
-        return (1 - rate * self._weight_decay) * value - change, m, v
+        return value - change - rate * self._weight_decay * value, m, v
