@@ -501,11 +501,13 @@ class Search:
 
     def _repeat(self):
         """Simulates the best one of each scheme with other seeds."""
-        best = self.best()
-        if self._goal.target:  # other seeds of who is not there would tell nothing
-            best = [trial for trial in best if not self.worth(trial)[0]] or best
-        for seed in SEEDS[1:_OF_EACH_SCHEME]:
-            self._simulate(best, self._to_the_target, 1, len(RUNGS), seed)
+        for _ in range(_OF_EACH_SCHEME):  # by its mean another one may be the best
+            best = self.best()
+            if self._goal.target:  # other seeds of who is not there would tell nothing
+                best = [trial for trial in best if not self.worth(trial)[0]] or best
+            for seed in SEEDS[1:_OF_EACH_SCHEME]:
+                self._simulate([trial for trial in best if seed not in self.found[trial]],
+                               self._to_the_target, 1, len(RUNGS), seed)
 
     def _to_the_target(self, trial):
         """Returns how many local steps another seed of a trial is simulated for, a float."""
