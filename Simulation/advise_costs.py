@@ -90,11 +90,12 @@ class Costs:
         if step not in self.figures or start not in self.figures:
             return self
         longer = self.get(step) / self.get('step, 1 thread')
-        figures = collections.OrderedDict(
-            (each, figure._replace(**{at: longer * self.get(each, at) for at in _ALL})
-             if _STEP.fullmatch(each) else figure) for each, figure in self.figures.items())
-        return Costs(dict(figures, **{'start, a local step': self.figures[start]}), self.of,
-                     self._about)
+        figures = dict(self.figures)
+        for each in filter(_STEP.fullmatch, self.figures):
+            figures[each] = figures[each]._replace(
+                **{at: longer * self.get(each, at) for at in _ALL})
+        figures['start, a local step'] = self.figures[start]
+        return Costs(figures, self.of, self._about)
 
     def step(self, threads, at='value'):
         """Returns the seconds of a local step with so many threads, or the most measured below."""

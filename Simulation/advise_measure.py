@@ -37,7 +37,7 @@ def _of_steps(folder, names, *options):
 
     Args:
       folder: see there.
-      names: strings, schemes, of which the first that can be timed is.
+      names: strings, schemes: it times the first one that can be timed.
       *options: strings, for the program.
 
     Raises:

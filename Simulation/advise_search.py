@@ -4,7 +4,7 @@ What cannot be fast enough goes first: even if each of its local steps were wort
 process, that one would be there earlier. The others are simulated with gradients, shortly at first
 and with a few step sizes. In each of RUNGS the better ones go on, for longer; so do their
 neighbours, for as long as there is time. At the end the best one of each scheme gets other seeds,
-and then all that may be as good: the best of many that were simulated once was mostly lucky.
+and then all that may be as good: what looks best after one simulation each was mostly lucky.
 """
 
 import collections
@@ -178,6 +178,14 @@ def worth(row, rung=0, start=0.):
     return 1, -rung, -float(row['accuracy'] or 0), float(row['loss'])
 
 
+def _first_of_each(trials):
+    """Returns the first trial of each scheme, a list in their order."""
+    found = collections.OrderedDict()
+    for trial in trials:
+        found.setdefault(trial.config.scheme, trial)
+    return list(found.values())
+
+
 class Search:
     """Searches.
 
@@ -269,14 +277,11 @@ class Search:
         """Returns how good a trial is, see `worth`: its mean over the seeds if they end alike."""
         start = self._space.rows[trial.config].get('start', 0.)
         each = [worth(*its, start) for _, its in sorted(self.found[trial].items())]
-        (kind, rung_or_seconds, *rest), *_ = each
-        if len({one[0] for one in each}) > 1:
+        (kind, rung, *_), *others = each
+        if any(other[0] != kind for other in others):
             return max(each)
-        if kind == 0:
-            rung_or_seconds = statistics.mean(one[1] for one in each)
-        else:
-            rest = [statistics.mean(one[place] for one in each) for place in (2, 3)]
-        return (kind, rung_or_seconds, *rest)
+        _, seconds, accuracy, loss = map(statistics.mean, zip(*each))
+        return (kind, rung, accuracy, loss) if kind else (kind, seconds, accuracy, loss)
 
     def _best_of(self, trials):
         return min(trials, key=self.worth)
@@ -387,10 +392,10 @@ class Search:
             left = self._affordable(self._not_there(trials), rung)
             if number:  # as far as the others
                 left += self._not_there(filter(None, [self._of_one()]))
-            steps = {trial: each for trial, each in self._lengths(left, rung).items()
-                     if each > self._steps[trial]}
             if not left:
                 break
+            steps = {trial: each for trial, each in self._lengths(left, rung).items()
+                     if each > self._steps[trial]}
             if not number:  # something to compare with
                 self._simulate(list(steps)[:1], steps.get, _IN_ANY_CASE)
             self._simulate([trial for trial in steps if trial not in self.found or number],
@@ -406,12 +411,13 @@ class Search:
         wanted = {trial: min(self._space.rate(trial.config) * horizon, most) for trial in trials}
         # Where there is no time for all of that, all get the same share of it.
         share = min(1, self._afford(rung.share, len(wanted)) * len(wanted)
-                    / sum(wanted.values())) if wanted else 1
+                    / sum(wanted.values()))
         return {trial: share * each for trial, each in wanted.items()}
 
-    def _is_there(self):
-        """Returns whether some trial came to the target."""
-        return any(self.worth(trial)[0] == 0 for trial in self.ranked()[:1])
+    def _soonest(self):
+        """Returns the seconds of the best trial, a float; infinite if none came to the target."""
+        kind, seconds, *_ = min(map(self.worth, self.ranked()), default=(1, 0.))
+        return math.inf if kind else seconds
 
     def _go_on(self, trials, until):
         """Tries more trials of a list, and such as are like the best, until a share of the time.
@@ -429,12 +435,10 @@ class Search:
             if not some:
                 return trials
             # One process as far as the others, so that they can be compared.
-            steps = self._lengths(
-                some + self._not_there(filter(None, [self._of_one()])), rung)
-            if self._is_there():  # whoever is much later is of no interest
-                late = _FAR * self.worth(self.ranked()[0])[1]
-                steps = {trial: min(each, self._space.rate(trial.config) * late)
-                         for trial, each in steps.items()}
+            steps = self._lengths(some + self._not_there(filter(None, [self._of_one()])), rung)
+            late = _FAR * self._soonest()  # whoever is much later is of no interest
+            steps = {trial: min(each, self._space.rate(trial.config) * late)
+                     for trial, each in steps.items()}
             self._simulate([trial for trial, each in steps.items() if each > self._steps[trial]],
                            steps.get, until, len(RUNGS) - 1)
             trials = self._next(trials)
@@ -462,21 +466,15 @@ class Search:
         its = {trial.config for trial in trials}
         ranked = [trial for trial in self.ranked() if trial.config in its]
         kept = ranked[:max(BEST, len(ranked) // 3)]
-        leaders = collections.OrderedDict()
-        for trial in kept:
-            leaders.setdefault(trial.config.scheme, trial)
         around = [self._space.around(trial)[1:] for trial in kept]
         known = {trial.config for trial in self.found}
         others = [[Trial(config, trial.exponent)
                    for config in self._affordable_first(trial.config.scheme)
                    if config not in known and config not in self.too_slow][:_LIKE_IT]
-                  for trial in list(leaders.values())[:_LEADERS]]
-        best_of_each = collections.OrderedDict()
-        for trial in ranked:
-            best_of_each.setdefault(trial.config.scheme, trial)
+                  for trial in _first_of_each(kept)[:_LEADERS]]
         found = [*kept, *sum(around[:_LEADERS], []), *sum(others, []),
                  *sum(around[_LEADERS:BEST], []),
-                 *(each for trial in best_of_each.values() for each in self._space.around(trial)),
+                 *(each for trial in _first_of_each(ranked) for each in self._space.around(trial)),
                  *(trial for trial in self._all if trial not in self.found)]
         return list(collections.OrderedDict.fromkeys(found))
 
@@ -489,15 +487,10 @@ class Search:
 
     def best(self):
         """Returns the best trial of each scheme, a list of at most BEST, one process among them."""
-        of_scheme = collections.OrderedDict()
-        for trial in self.ranked():
-            if self.worth(trial)[0] == _DIVERGED:
-                break
-            of_scheme.setdefault(trial.config.scheme, trial)
-        best = list(of_scheme.values())
-        if ALONE in of_scheme and of_scheme[ALONE] not in best[:BEST]:
-            best[BEST - 1:] = [of_scheme[ALONE]]
-        return best[:BEST]
+        best = _first_of_each(
+            trial for trial in self.ranked() if self.worth(trial)[0] != _DIVERGED)
+        alone = [trial for trial in best[BEST:] if trial.config.scheme == ALONE]
+        return best[:BEST - len(alone)] + alone
 
     def _repeat(self):
         """Simulates the best one of each scheme with other seeds."""
@@ -521,20 +514,19 @@ class Search:
         number = -1
         while number < self.number and time.monotonic() < self._deadline:
             number = self.number
-            some = self._with_few_seeds()[:_AT_A_TIME]
-            for seed in SEEDS[1:]:
-                its = [trial for trial in some if max(self.found[trial]) == seed - 1]
-                self._simulate(its, self._to_the_target, 1, len(RUNGS), seed)
+            following = {trial: 1 + max(self.found[trial])
+                         for trial in self._with_few_seeds()[:_AT_A_TIME]}
+            for seed in sorted(set(following.values())):
+                self._simulate([trial for trial, its in following.items() if its == seed],
+                               self._to_the_target, 1, len(RUNGS), seed)
 
     def _with_few_seeds(self):
         """Returns the trials that may be the best one and have few seeds, the best ones first."""
-        if not self._is_there():
-            return []
-        ranked = self.ranked()
-        best = self.worth(ranked[0])[1]
+        best = self._soonest()
+        there = [trial for trial in self.ranked() if self.worth(trial)[0] == 0]
         for within, seeds in _MAY_BE_BEST:
-            found = [trial for trial in ranked if len(self.found[trial]) < seeds
-                     and self.worth(trial)[0] == 0 and self.worth(trial)[1] <= within * best]
+            found = [trial for trial in there if len(self.found[trial]) < seeds
+                     and self.worth(trial)[1] <= within * best]
             if found:
                 return found
         return []

@@ -152,8 +152,8 @@ def main(_):
 if __name__ == '__main__':
     import schemes
     program, _ = schemes.load(schemes.asked_for(sys.argv))
-    from absl import flags as absl_flags
+    from absl import flags
     import simulate  # noqa: F401  (defines flags)
     from tfdist.start import console
-    absl_flags.DEFINE_bool('briefly', False, 'time local steps with one thread, and nothing else')
+    flags.DEFINE_bool('briefly', False, 'time local steps with one thread, and nothing else')
     console.run(main)

@@ -179,7 +179,7 @@ def _again(table, rows):
     if rows:
         words = textwrap.wrap(command(rows[0]), 90, break_on_hyphens=False,
                               break_long_words=False)
-        found += [f'One of these simulations, of {rows[0]["scheme"]}, again '
+        found += [f'This repeats one of these simulations, with {rows[0]["scheme"]} '
                   f'({result(rows[0])}):', '    ' + ' \\\n      '.join(words)]
     return '\n\n'.join(found)
 
@@ -415,7 +415,7 @@ def of_folder(table, name):
         words = f'In [the study](../Simulation/README.md#the-study), on the digits, with the ' \
                 f'step sizes of {ALIKE[name]}:'
         alt = 'Accuracy on the digits, and local steps in a second, over the number of workers'
-        lines = [['workers', 'test accuracy', f'that of {ALIKE[name]}', 'local steps/s']]
+        lines = [['workers', 'test accuracy', f'test accuracy of {ALIKE[name]}', 'local steps/s']]
         for workers in OF_DIGITS:
             rows = digits_rows(study, workers)
             lines.append([str(workers), cell(rows, 'accuracy'),

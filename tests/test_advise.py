@@ -467,6 +467,7 @@ def test_what_is_simulated(searched):
         kind, seconds, *_ = search.worth(trial)
         few = 5 if seconds <= 1.1 * soonest else 3 if seconds <= 1.3 * soonest else 0
         assert kind or len(search.found[trial]) >= few
+        assert len(search.found[trial]) <= max(few, 3 if trial in search.best() else 1)
     first = [flags for _, flags in invented.asked[:3]]
     assert [flags['learning_rate'] for flags in first] == ['0.1', '0.0333', '0.3']
     assert all(flags['step'] == '1ms' and flags['workers'] == '1' for flags in first)

@@ -810,7 +810,7 @@ def test_what_a_folder_prepares_first(tmp_path):
 
 @pytest.mark.parametrize('folder', ['HogWild', 'Gossip'])
 def test_a_metric_that_refuses_what_a_diverged_model_says(simulate, folder):
-    """As that of the clicks does with what is no number, on TensorFlow 1.15: it ends as any run."""
+    """The AUC of the clicks refuses NaN on TensorFlow 1.15; the run ends as any that diverged."""
     status, out, err = simulate(f'--scheme={folder}', '--workers=2', '--model=clicks',
                                 '--clicks_rows=100', '--local_steps=64', '--tests=2',
                                 '--learning_rate=1e38')
