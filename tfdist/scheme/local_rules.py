@@ -221,13 +221,15 @@ class Adam(Rule):
     def _change(self, gradient, rate, count, m, v):
         """Returns what Adam subtracts from the value, and the slots.
 
-        The slot m is the paper's divided by 1 - beta1: one product fewer of whole tensors.
+        The slots are the paper's divided by 1 - beta1 and by 1 - beta2: two products fewer of whole
+        tensors.
         """
         m = self._beta1 * m + gradient
-        v = self._beta2 * v + (1 - self._beta2) * tf.square(gradient)
-        correction = tf.sqrt(1 - tf.pow(self._beta2, count)) * (
-            (1 - self._beta1) / (1 - tf.pow(self._beta1, count)))
-        return rate * tf.cast(correction, m.dtype) * m / (tf.sqrt(v) + self._epsilon), m, v
+        v = self._beta2 * v + tf.square(gradient)
+        root = (1 - self._beta2) ** 0.5  # sqrt(v) is the paper's divided by it
+        correction = tf.sqrt(1 - tf.pow(self._beta2, count)) / (1 - tf.pow(self._beta1, count))
+        step = rate * ((1 - self._beta1) / root) * tf.cast(correction, m.dtype)
+        return step * m / (tf.sqrt(v) + self._epsilon / root), m, v
 
 
 class AdamW(Adam):
@@ -247,4 +249,4 @@ class AdamW(Adam):
     def update(self, value, gradient, rate, count, m, v):
         """See `Rule`."""
         change, m, v = self._change(gradient, rate, count, m, v)
-        return value - change - rate * self._weight_decay * value, m, v
+        return (1 - rate * self._weight_decay) * value - change, m, v
