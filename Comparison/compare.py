@@ -17,7 +17,6 @@ import collections
 import contextlib
 import os
 import pathlib
-import re
 import shutil
 import signal
 import sys
@@ -161,13 +160,11 @@ def from_lines(done):
     figures = done.figures()
     started, _ = done.find('starts at step')
     tested, test = done.find(runs.TEST)
-    sums = [tuple(map(int, match.groups())) for _, line in done.lines
-            for match in [re.search(r': did .* accepted (\d+), dropped (\d+)', line)] if match]
-    accepted, dropped = map(sum, zip(*sums)) if sums else ('', '')
     return {'steps': figures['local steps'], 'updates': int(test[2]),
             'test_accuracy': figures['test accuracy'],
             'start_s': round(started, 2),
-            'stop_s': round(done.seconds - tested, 2), 'accepted': accepted, 'dropped': dropped}
+            'stop_s': round(done.seconds - tested, 2),
+            'accepted': figures.get('accepted', ''), 'dropped': figures.get('dropped', '')}
 
 
 def from_notes(notes, steps, updates, asked, **rest):

@@ -49,7 +49,6 @@ Costs = collections.namedtuple('Costs', ['step', *TIMES, 'deviation'])
 # Rows are 'real' or 'simulated'. Those from which costs follow have the seconds of a run of a
 # worker's train op, their deviation, and the processor seconds in it.
 COLUMNS = ['kind', *Case._fields, *FIGURES, 'run_s', 'deviation_s', 'work_s', 'machine']
-SUMS = re.compile(r': did .* accepted (\d+), dropped (\d+)')
 
 
 def measured(notes, work):
@@ -97,15 +96,14 @@ def really_run(case):
     staleness = collections.Counter()
     for note in notes:
         staleness.update({int(value): count for value, count in note['staleness'].items()})
-    sums = [tuple(map(int, match.groups())) for _, line in run.lines
-            for match in [SUMS.search(line)] if match]
-    accepted, dropped = map(sum, zip(*sums)) if sums else (0, 0)
+    figures = run.figures()
+    pushes = figures.get('accepted', 0) + figures.get('dropped', 0)
     mean = (sum(value * count for value, count in staleness.items()) / sum(staleness.values())
             if staleness else '')
     return dict(measured(notes, run.work) if is_fitted(case._asdict()) else {},
                 steps_per_s=case.window * runs.rate(notes), staleness=mean,
-                accuracy=run.figures()['test accuracy'],
-                dropped=dropped / (accepted + dropped) if sums else '')
+                accuracy=figures['test accuracy'],
+                dropped=figures['dropped'] / pushes if pushes else '')
 
 
 def costs_of(scheme, rows, model=''):

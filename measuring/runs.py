@@ -20,6 +20,7 @@ ENOUGH_RUNS = 20  # for a rate
 FOREIGN = {'PS', 'WORKERS', 'PORT', 'LOCAL_ONLY', 'MODE', 'TF_CONFIG'}
 DID = re.compile(r'[\w ]+: did (\d+) local steps, (?:staleness ([\d.]+) \(max (\d+)\), )?'
                  r'(?:.*, )?([\d.]+) steps/s')
+PUSHES = re.compile(r': did .* accepted (\d+), dropped (\d+)')
 # The first metric of the test, which mostly is the accuracy.
 TEST = re.compile(r'test \w+ ([\d.]+)(?:, \w+ [\d.]+)* after (\d+) steps, ([\d.]+) s')
 
@@ -129,7 +130,8 @@ class Run:
 
         These are 'local steps' by all workers together and 'local steps/s', 'steps/s per worker',
         their mean, 'test accuracy', 'seconds' from the start of the program that tests to its test;
-        and 'staleness' and 'most', the mean and the largest of all updates, where there is any.
+        and, where there are any, 'staleness' and 'most', the mean and the largest of all updates,
+        and 'accepted' and 'dropped', the pushes of all workers.
         """
         done = [match.groups() for match in (DID.fullmatch(line) for _, line in self.lines)
                 if match]
@@ -148,4 +150,8 @@ class Run:
             # Workers make as many updates as they have local steps, by the same factor.
             found['staleness'] = sum(row[0] * float(row[1]) for row in worked) / steps
             found['most'] = max(int(row[2]) for row in worked)
+        pushes = [tuple(map(int, match.groups())) for match in (
+            PUSHES.search(line) for _, line in self.lines) if match]
+        if pushes:
+            found['accepted'], found['dropped'] = map(sum, zip(*pushes))
         return found
