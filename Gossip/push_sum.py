@@ -24,7 +24,7 @@ Distributed Deep Learning", arXiv 1811.10792.
 import copy
 import functools
 
-from tfdist.scheme import exchange
+from tfdist.scheme import exchange, transfer
 from tfdist.start.quiet import tf
 import topology
 
@@ -66,9 +66,11 @@ def _meet(scheme, phase):
     """Returns what a worker has after the exchange of a phase, a list of tensors."""
     place = scheme.task_index, scheme.num_workers, phase
     receivers, senders = topology.receivers_of(*place), topology.senders_of(*place)
-    mine = share(scheme.stepped, len(receivers))
     if scheme.by_sockets and receivers:
-        return scheme.by_sockets.totals(mine, receivers, senders)
+        mine = share(transfer.bundle(scheme.stepped), len(receivers))
+        return transfer.unbundle(scheme.by_sockets.totals(mine, receivers, senders),
+                                 scheme.stepped)
+    mine = share(scheme.stepped, len(receivers))
     sends, parts = scheme.swap(mine, scheme.task_index, receivers, senders)
     parts[scheme.task_index] = mine
     with tf.control_dependencies(sends):

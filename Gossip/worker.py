@@ -145,7 +145,7 @@ class Scheme(seam.Seam):
         if not neighbours:
             return x
         if self.by_sockets:
-            return self.by_sockets.means(x)
+            return transfer.unbundle(self.by_sockets.means(transfer.bundle(x)), x)
         sends, parts = self.swap(x, task_index, neighbours, neighbours)
         parts[task_index] = x
         with tf.control_dependencies(sends):

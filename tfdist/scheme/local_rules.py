@@ -10,7 +10,6 @@ A rule of your own is a class of a few lines with one function:
             return value - rate * tf.sign(mean), mean
 """
 
-import collections
 import copy
 import sys
 
@@ -87,12 +86,9 @@ class Rule:
 
     def _groups_of(self, variables):
         """Returns lists of the places of variables that are updated together."""
-        groups = collections.OrderedDict()
-        for i, variable in enumerate(variables):
-            # A subclass may have another update.
-            is_packed = vars(type(self)).get('PACKED') and transfer.is_small(variable)
-            groups.setdefault(variable.dtype.base_dtype.name if is_packed else i, []).append(i)
-        return list(groups.values())
+        # A subclass may have another update.
+        is_packed = vars(type(self)).get('PACKED')
+        return transfer.groups_of(variables) if is_packed else [[i] for i in range(len(variables))]
 
     def _begin_run(self):
         self._now = [variable.read_value() for variable in self._kept]

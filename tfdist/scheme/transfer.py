@@ -35,6 +35,30 @@ def unpack(vector, like):
     return [tf.reshape(part, shape) for part, shape in zip(parts, shapes)]
 
 
+def groups_of(tensors):
+    """Returns lists of the places of tensors or variables: of one dtype the small ones together."""
+    groups = collections.OrderedDict()
+    for i, tensor in enumerate(tensors):
+        groups.setdefault(tensor.dtype.base_dtype.name if is_small(tensor) else i, []).append(i)
+    return list(groups.values())
+
+
+def bundle(tensors):
+    """Returns a tensor for each of `groups_of`; one that is alone in its group stays as it is."""
+    return [pack([tensors[i] for i in group]) if len(group) > 1 else tensors[group[0]]
+            for group in groups_of(tensors)]
+
+
+def unbundle(bundles, like):
+    """Returns what `bundle` has bundled; takes a list, and one of tensors of such shapes."""
+    tensors = list(like)
+    for one, group in zip(bundles, groups_of(like)):
+        parts = unpack(one, [like[i] for i in group]) if len(group) > 1 else [one]
+        for i, part in zip(group, parts):
+            tensors[i] = part
+    return tensors
+
+
 def to_worker(values):
     """Returns `values`, a list of tensors read on the ps, on the device of the scope."""
     return _send(values, [''] * len(values))
