@@ -21,17 +21,16 @@ TIMED = 'resnet', 'clicks'  # the models of which the rates are told
 # Of the guide: what is as good as the best. An accuracy, within three images of the test; an excess
 # loss, within a twentieth; others, within what a machine is now and then slower or faster.
 EQUAL, NEARLY, LATE = 0.01, 1.05, 1.25
+COMES_TO = f'an excess loss of {its_study.TARGET}'
 FORMS = {'accuracy': '{:.3f} of the test images', 'seconds_to_95': '{:.2f} s to 95 %',
-         'target_seconds': '{:.3g} s to 95 %',
-         'excess_seconds': f'{{:.3g}} s to an excess loss of {its_study.TARGET}',
+         'excess_seconds': f'{{:.3g}} s to {COMES_TO}',
          'excess_loss': '{:.3f} of excess loss', 'sent': '{:,.0f} B in a local step',
          'straggling': '{:.0f} local steps/s with a straggler', 'rate': '{:.0f} local steps/s'}
 # Figures of which less is better.
-LEAST = 'seconds_to_95', 'target_seconds', 'excess_seconds', 'excess_loss', 'sent'
+LEAST = 'seconds_to_95', 'excess_seconds', 'excess_loss', 'sent'
 HERE = ROOT / 'Comparison'
-STUDY, OLDER_STUDY = (ROOT / 'Simulation' / 'results' / name
-                      for name in ('study.csv', 'older-study.csv'))
-MANY, ENOUGH = 64, 0.95  # workers of the study in the guide; the accuracy of the older one in time
+STUDY = ROOT / 'Simulation' / 'results' / 'study.csv'
+MANY = 64  # workers of the study in the guide
 STRAGGLERS = ','.join(['2ms'] * 9 + ['10ms'])  # of the study: the times of local steps
 SHOWN_ABOVE = 'overview', 'models'  # pictures that have their place in Comparison/README.md
 
@@ -226,9 +225,10 @@ def tables(rows, place):
 
 ABOUT = """
 Each scheme was run with 2 workers on one machine of {machine}, with the step size of its folder,
-not tuned. [The study](../Simulation/#the-study) simulates {many} workers {problem}, and tunes the
-step sizes. Schemes that are as good as each other stand together: accuracies within {equal}, three
-of the test images; {losses}other figures within a quarter.
+not tuned. [The study](../Simulation/#the-study) simulates {many} workers on a problem whose
+least possible loss is known, above which is the *excess loss*, and tunes the step sizes. Schemes
+that are as good as each other stand together: accuracies within {equal}, three of the test images;
+excess losses within a twentieth; other figures within a quarter.
 """
 WHY = """
 With 2 workers an update is {stale:.1f} updates late, and a window only saves exchanges; with {many}
@@ -236,13 +236,6 @@ it is some {stale_many:.0f} updates late. {never}A ring has more hops the more w
 simulated slow network joins four sites, 50 ms there and back; where workers are slow, one in ten
 takes five times as long.
 """
-# What is told of the study, and of the older one: two of FORMS, and words.
-Told = collections.namedtuple('Told', 'best seconds target problem losses')
-NEW = Told('excess_loss', 'excess_seconds', f'an excess loss of {its_study.TARGET}',
-           'on a problem whose least possible loss is known, above which is the *excess loss*',
-           'excess losses within a twentieth; ')
-OLDER = Told('accuracy', 'target_seconds', '95 %',
-             'on the digits (the older study)', '')
 
 
 def equals(values, figure):
@@ -278,38 +271,23 @@ def _choice(values, figure, name_of=str):
 
 
 def the_study():
-    """Returns the rows of the study; of the older one until all that is in that is in the new one.
-
-    Either way, those of MANY workers.
-    """
-    new, older = ([row for row in results.read(path) if row['workers'] == str(MANY)]
-                  for path in (STUDY, OLDER_STUDY))
-    new = [row for row in new if (row['model'], row['teacher_shift']) == (its_study.TEACHER, '')]
-    there, needed = ({(row['scheme'], row['cluster'], row['step']) for row in rows}
-                     for rows in (new, older))
-    return new if needed <= there else older
-
-
-def told_of(study):
-    """Returns the `Told` of rows of `the_study`."""
-    return NEW if study and 'excess_curve' in study[0] else OLDER
+    """Returns the rows of the study, of MANY workers whose data are alike."""
+    return [row for row in results.read(STUDY)
+            if (row['workers'], row['model'], row['teacher_shift']) == (
+                str(MANY), its_study.TEACHER, '')]
 
 
 def _seconds(row, half=0):
-    """Returns when a row of `the_study` came to what is asked for, a float, or None."""
-    if 'excess_curve' in row:
-        found = its_study.reached(row, half=half)
-        return found and found[1]
-    # The older study chooses of those that end above it.
-    is_there = row['target_seconds'] and (not half or float(row['accuracy']) >= ENOUGH)
-    return float(row['target_seconds']) if is_there else None
+    """Returns when a row of `the_study` came to its TARGET, a float, or None."""
+    found = its_study.reached(row, half=half)
+    return found and found[1]
 
 
 def in_the_study(study, figure, cluster='ethernet', step=''):
     """Returns what each scheme comes to in `the_study`, a dict of floats or None.
 
     That is the mean over the seeds with the best step size; and where a time is asked for, with the
-    one that takes the least. The new study chooses both on the other half of the test set.
+    one that takes the least. Both are chosen on the other half of the test set.
     """
     is_time = figure.endswith('_seconds')
 
@@ -319,11 +297,7 @@ def in_the_study(study, figure, cluster='ethernet', step=''):
 
     def worth(its):
         soon = is_time and _seconds(its[0], half=1)
-        if soon:
-            return -math.inf, soon
-        if 'excess_curve' in its[0]:
-            return its_study.worth(its[0])
-        return -float(its[0]['accuracy']), 0
+        return (-math.inf, soon) if soon else its_study.worth(its[0])
 
     rows = collections.defaultdict(list)
     for row in sorted(study, key=lambda row: row.get('seed', '')):
@@ -336,17 +310,16 @@ def in_the_study(study, figure, cluster='ethernet', step=''):
     return {name: value(its) for name, its in best.items() if is_time or its[0]['diverged'] == '0'}
 
 
-def never(soon, slow, target):
-    """Returns a sentence: which schemes of the study never come to a target; '' if all do.
+def never(soon, slow):
+    """Returns a sentence: which schemes of the study never come to its TARGET; '' if all do.
 
     Args:
       soon: dict by scheme of times, or None.
       slow: the same with slow workers.
-      target: string.
     """
     lost = sorted(name for name in soon if not soon[name])
     with_slow = sorted(name for name in slow if soon.get(name) and not slow[name])
-    parts = [f'{", ".join(names)} never reach{"es" * (len(names) == 1)} {target}'
+    parts = [f'{", ".join(names)} never reach{"es" * (len(names) == 1)} {COMES_TO}'
              for names in (lost, with_slow) if names]
     if with_slow:
         parts[-1] = f'with slow workers {parts[-1]}'
@@ -366,31 +339,29 @@ def guide(rows, study):
     good = max(each.accuracy for each in schemes) - EQUAL
     accurate = [each for each in schemes if each.accuracy >= good]
     exact = [each for each in schemes if each.example.synchronous and each.example.window == 1]
-    told = told_of(study)
-    soon = in_the_study(study, told.seconds)
-    slow = in_the_study(study, told.seconds, step=STRAGGLERS)
+    soon = in_the_study(study, 'excess_seconds')
+    slow = in_the_study(study, 'excess_seconds', step=STRAGGLERS)
     lines = []
     for situation, candidates, figure, many in [
             ('the model trains on one machine, and that is fast enough',
              [each for each in every if each.name == REFERENCE], 'seconds_to_95', {}),
             ('you want to get there as soon as possible', accurate, 'seconds_to_95', soon),
             ('you want the best model after a fixed number of local steps', spread, 'accuracy',
-             in_the_study(study, told.best)),
+             in_the_study(study, 'excess_loss')),
             ('the network is slow', accurate, 'sent',
-             in_the_study(study, told.seconds, 'sites')),
+             in_the_study(study, 'excess_seconds', 'sites')),
             ('some workers are slow', accurate, 'straggling', slow),
             ('all workers have to compute a step at the same parameters', exact, 'rate',
              {each.name: soon.get(each.name) for each in exact})]:
         values = {each.name: getattr(each, figure) for each in candidates}
         lines.append(readmes.line([
             situation, _choice(values, figure, lambda name: link(name, HERE)),
-            _choice(many, told.best if figure == 'accuracy' else told.seconds)]))
+            _choice(many, 'excess_loss' if figure == 'accuracy' else 'excess_seconds')]))
     said = {'machine': rows[0]['machine'].partition(',')[0], 'equal': EQUAL, 'many': MANY,
             'stale': statistics.median(each.mean_staleness for each in spread
                                        if each.mean_staleness),
             'stale_many': median(study, 'staleness') or 0,
-            'never': never(soon, slow, told.target), 'problem': told.problem,
-            'losses': told.losses}
+            'never': never(soon, slow)}
     head = f'| if | with 2 workers | with {MANY} workers, simulated |\n|---|---|---|'
     return '\n'.join([readmes.paragraph(ABOUT.format(**said)), '', head, *lines, '',
                       readmes.paragraph(WHY.format(**said))])

@@ -44,7 +44,7 @@ def _panels(table, titles):
       The figure, and a list of tuples (panel, index of its title, list of `Study`).
     """
     found = study_report.families(table)
-    figure, axes = plt.subplots(len(titles), len(found), figsize=(11, 0.5 + 2.4 * len(titles)),
+    figure, axes = plt.subplots(len(titles), len(found), figsize=(11, 2 + 2.4 * len(titles)),
                                 sharex='row', sharey=True, squeeze=False, constrained_layout=True)
     for panel, family in zip(axes[0], found):
         panel.set_title(family)
@@ -52,6 +52,14 @@ def _panels(table, titles):
         panel.set_ylabel(title)
     return figure, [(panel, line, studies) for line in range(len(titles))
                     for panel, studies in zip(axes[line], found.values())]
+
+
+def _legends(panels):
+    """Says below each column of `_panels` what its lines are: no panel has room for it."""
+    last = max(line for _, line, _ in panels)
+    for panel, line, _ in panels:
+        if line == last:
+            panel.legend(loc='upper center', bbox_to_anchor=(0.5, -0.22), handlelength=4)
 
 
 def _line(panel, points, **look):
@@ -100,7 +108,7 @@ def excess(table):
                   label=study.name, **_look(study.name))
         _over_workers(panel)
         logarithmic(panel, 'y')
-        panel.legend(loc='best', handlelength=4)
+    _legends(panels)
     return figure
 
 
@@ -130,8 +138,7 @@ def curves(table):
         logarithmic(panel, 'y')
         logarithmic(panel, 'x', (1,))
         panel.set(ylim=(0.05, 3), xlabel='virtual s' if line else 'examples')
-        if not line:
-            panel.legend(loc='lower left', handlelength=4)
+    _legends(panels)
     return figure
 
 
@@ -151,8 +158,7 @@ def speed_up(table):
         _over_workers(panel)
         logarithmic(panel, 'y', (1,))
         panel.set_ylim(0.01, 1024)
-        if line == 0:
-            panel.legend(loc='lower right', handlelength=4)
+    _legends(panels)
     return figure
 
 
@@ -172,7 +178,7 @@ def windows(table):
         panel.set_xticklabels(map(str, study_cases.WINDOWS))
         panel.minorticks_off()
         logarithmic(panel, 'y')
-    axes[0].legend(handlelength=4)
+    axes[1].legend(loc='upper right', handlelength=4)
     return figure
 
 
@@ -227,8 +233,8 @@ def draw(table, directory):
     Those whose results are not told yet stay as they are, see `study_report.is_told`.
     """
     pictures = {picture_of(name): functools.partial(of_scheme, name=name)
-                for name in schemes.folders() if study_report.is_told(table, [name])}
-    if study_report.is_told(table, schemes.folders()):
+                for name in schemes.folders() if study_report.is_told(table, name)}
+    if study_report.is_told(table):
         pictures.update(PICTURES)
     with plt.rc_context(STYLE):
         for name, picture in pictures.items():

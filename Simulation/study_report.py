@@ -400,6 +400,62 @@ def times_guide(table):
     return readmes.table(lines, 'l') if len(lines) > 1 else 'Nothing has been simulated yet.'
 
 
+def soonest_of_all(table, workers):
+    """Returns the least time to the TARGET on `ethernet`, a cell with its scheme, or 'none'."""
+    times = {study.name: mean_reached(soonest_rows(study, case(workers)))
+             for study in tuned_schemes(table)}
+    times = {name: its[1] for name, its in times.items() if its}
+    name = min(times, key=times.get, default='')
+    return f'{times[name]:.3g} s ({name})' if name else 'none'
+
+
+def findings(table):
+    """Returns what follows from the tables: pairs of a text, and the floats that it has, or None.
+
+    The words say which of them are larger; `test_simulation_study` holds them to that.
+    """
+    def of(name):
+        return Study(table, Absent(name))
+
+    def rate(name, steps):
+        rows = best_rows(of(name), study_cases.disturbed(steps), steps == 'none')
+        return experiments.local_steps_per_second(rows[0]) if rows else None
+
+    def far(name):
+        found = mean_reached(soonest_rows(of(name), case(SOME, cluster=CLUSTERS[1]), False))
+        return found and found[1]
+
+    excess = {name: mean(best_rows(of(name), case(SOME)))
+              for name in (SYNCHRONOUS, 'Local-SGD', 'DiLoCo')}
+    return [
+        ('**More workers stop helping early.** The soonest of all, on `ethernet`: '
+         f'{", ".join(f"with {n:,} workers {soonest_of_all(table, n)}" for n in NUMBERS)}. '
+         f'One worker takes {{:.3g}} s. {NUMBERS[-1]:,} workers make only '
+         f'{study_cases.LOCAL_STEPS[study_cases.TEACHER] // NUMBERS[-1]} local steps each.',
+         [seconds_of_one(table)]),
+        ('**Windows cost, but not those of DiLoCo.** After as many examples '
+         f'{SOME} workers have an excess loss of {{:.3f}} with {SYNCHRONOUS}, {{:.3f}} with '
+         'Local-SGD, and {:.3f} with DiLoCo, which also has AdamW and momentum.',
+         [*excess.values()]),
+        (f'**Distance hurts those who wait.** On `sites` {SOME} workers take {{:.3g}} s with '
+         f'{SYNCHRONOUS} and {{:.3g}} s with Ring-AllReduce: longer than one worker alone. '
+         'HogWild takes {:.3g} s, and DynSGD {:.3g} s.',
+         [far(name) for name in (SYNCHRONOUS, 'Ring-AllReduce', 'HogWild', 'DynSGD')]),
+        (f'**So do stragglers.** If a tenth of {SOME} workers is five times slower, '
+         f'{SYNCHRONOUS} makes {{:,.0f}} local steps/s in place of {{:,.0f}}, and HogWild '
+         '{:,.0f} in place of {:,.0f}.',
+         [rate(name, steps) for name in (SYNCHRONOUS, 'HogWild')
+          for steps in ('stragglers', 'none')])]
+
+
+def conclusions(table):
+    """Returns the `findings` of which all is there, bullets in Markdown."""
+    return '\n'.join(textwrap.fill(text.format(*values), 98, initial_indent='- ',
+                                   subsequent_indent='  ', break_on_hyphens=False,
+                                   break_long_words=False)
+                     for text, values in findings(table) if None not in values)
+
+
 OF_A_FOLDER = """
 In [the study](../Simulation/README.md#the-study), with the best step sizes; *excess loss* is what
 the loss is above the least possible one:
@@ -485,6 +541,8 @@ The fastest to an excess loss of {target}, with the speed-up over one worker:
 
 {times}
 
+{conclusions}
+
 ![Excess loss over the number of workers, with the best step sizes](results/study-excess.png)
 
 ![Excess loss with 64 workers by examples and by virtual time](results/study-curves.png)
@@ -504,13 +562,14 @@ Its limits: one network of 9,610 weights; a coarse grid of step sizes, chosen wi
 no ± stands, one seed; and costs that are assumed, not measured."""
 
 
-def is_told(table, names):
-    """Returns whether what READMEs tell of some schemes has been simulated, at least once.
+def is_told(table, name=None):
+    """Returns whether what a README tells of a scheme, or of all, has been simulated, if only once.
 
-    Until then these have what stood there before: the results of an older study.
+    Until then it has what stood there before.
     """
+    names, stages = ([name], []) if name else (schemes.folders(), ['windows'])
     return not any(study_cases.left(table, names, stage)
-                   for stage in ('some', 'digits', 'alike', 'scale'))
+                   for stage in ['some', 'digits', 'alike', 'scale', *stages])
 
 
 def publish(table, readme=README, page=PAGE, root=schemes.ROOT):
@@ -523,9 +582,10 @@ def publish(table, readme=README, page=PAGE, root=schemes.ROOT):
       root: path, where the folders are.
     """
     readmes.fill(page, tables(table))
-    guide = GUIDE.format(excess=excess_guide(table), times=times_guide(table), target=TARGET)
+    guide = GUIDE.format(excess=excess_guide(table), times=times_guide(table), target=TARGET,
+                         conclusions=conclusions(table))
     readmes.fill(readme, dict({'left': whats_left(table)}, **(
-        {'study': guide} if is_told(table, schemes.folders()) else {})))
+        {'study': guide} if is_told(table) else {})))
     for name in schemes.folders():
-        if is_told(table, [name]):
+        if is_told(table, name):
             readmes.fill(root / name / 'README.md', {'study': of_folder(table, name)})

@@ -640,40 +640,16 @@ def test_the_guide_follows_from_the_results(rows, study):
 
 
 def test_the_guide_agrees_with_the_study():
-    """The times are those that Simulation shows: of the new study, or of the older one."""
-    study = report.the_study()
-    is_new = report.told_of(study) == report.NEW
-    page = ROOT / 'Simulation' / 'results' / ('study.md' if is_new else 'older-study.md')
+    """The times are those that Simulation shows."""
+    page = ROOT / 'Simulation' / 'results' / 'study.md'
     shown = page.read_text(encoding='utf-8').partition('\n## Time to ')[2]
     head, *lines = [readmes.cells(line) for line in shown.splitlines() if line.startswith('|')]
     where = head.index(str(report.MANY))
-    times = report.in_the_study(study, report.told_of(study).seconds)
+    times = report.in_the_study(report.the_study(), 'excess_seconds')
     assert len(times) > 10
     for name, seconds in times.items():
         line = next(cells for cells in lines if cells[0].startswith(f'[{name}]('))
         assert line[where].split()[0] == (f'{seconds:.3g}' if seconds else '–'), name
-
-
-def test_the_older_study_is_told_until_the_new_one_has_all_of_it(monkeypatch, tmp_path):
-    """In the guide; there the most accurate step size counts, or the first at 95 %."""
-    old = [dict(scheme=name, workers='64', cluster='ethernet', step='', learning_rate=rate,
-                server_learning_rate='', accuracy=accuracy, target_seconds=seconds, diverged='0')
-           for name, rate, accuracy, seconds in [
-               ('AGN', '0.1', '0.97', '3'), ('AGN', '0.3', '0.96', '2'), ('AGN', '1', '0.9', '1'),
-               ('HogWild', '0.1', '0.8', '')]]
-    new = [simulated('AGN', 0.1, 0.5), dict(simulated('HogWild', 0.1, 0.5), teacher_shift='0.5')]
-    for path, rows in ('STUDY', new), ('OLDER_STUDY', old):
-        monkeypatch.setattr(report, path, tmp_path / path)
-        results.write(tmp_path / path, list(rows[0]), rows)
-    study = report.the_study()
-    assert report.told_of(study) == report.OLDER
-    assert report.in_the_study(study, 'accuracy') == {'AGN': 0.97, 'HogWild': 0.8}
-    assert report.in_the_study(study, 'target_seconds') == {'AGN': 2., 'HogWild': None}
-    new.append(simulated('HogWild', 0.1, 0.4))
-    results.write(tmp_path / 'STUDY', list(new[0]), new)
-    study = report.the_study()
-    assert report.told_of(study) == report.NEW
-    assert report.in_the_study(study, 'excess_seconds') == {'AGN': 0.5, 'HogWild': 0.4}
 
 
 def test_each_folder_has_a_look_of_its_own():

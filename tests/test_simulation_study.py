@@ -392,20 +392,34 @@ def test_the_readmes_have_the_results(tmp_path):
         assert (study.RESULTS / name).exists(), name
 
 
-def test_a_whole_study_takes_the_place_of_the_older_one(table, tmp_path):
+def test_the_conclusions_hold():
+    """Their words say which of the figures are larger."""
+    table = study.open_table(study.RESULTS / 'study.csv')
+    (_, (alone,)), (_, losses), (_, far), (_, rates) = study_report.findings(table)
+    assert study_report.conclusions(table).count('\n- ') == 3
+    soonest = [study_report.soonest_of_all(table, workers) for workers in study_cases.NUMBERS]
+    times = [float(each.partition(' s')[0]) for each in soonest[:3]]
+    assert times[1] < min(times[0], times[2]) and max(times) < alone and soonest[3] == 'none'
+    synchronous, local, with_momentum = losses
+    assert local > 1.2 * synchronous and with_momentum < synchronous
+    assert min(far[:2]) > alone > max(far[2:])
+    assert rates[0] < 0.6 * rates[1] and rates[2] > 0.99 * rates[3]
+
+
+def test_a_whole_study_is_told(table, tmp_path):
     """Tables and pictures, in each README; of a scheme that is not there nothing changes."""
     copied(tmp_path)
     texts = publish(table, tmp_path)
     main = next(text for path, text in texts.items() if path.parent.name == 'Simulation')
     shown = re.findall(r'results/(study[\w-]*\.png)', main)
-    assert sorted(shown) == sorted(study_plots.PICTURES) and 'older study' not in main
+    assert sorted(shown) == sorted(study_plots.PICTURES)
     assert '{' not in main.partition('<!-- study begins -->')[2].partition('<!-- study ends')[0]
     for path, text in texts.items():
         name = path.parent.name
         section = text.partition('<!-- study begins -->')[2].partition('<!-- study ends -->')[0]
         if name in schemes.folders():
             assert f'](../Simulation/results/{study_plots.picture_of(name)})\n' in section
-            assert 'older study' not in section and '| 8 | ' in section
+            assert '| 8 | ' in section
             assert len(prose(tmp_path / path)) <= 1000
     one = study.open_table(tmp_path / 'one.csv')
     one.rows = {key: row for key, row in table.rows.items() if row['scheme'] == 'AGN'}
