@@ -425,8 +425,12 @@ def findings(table):
         found = mean_reached(soonest_rows(of(name), case(SOME, cluster=CLUSTERS[1]), False))
         return found and found[1]
 
-    excess = {name: mean(best_rows(of(name), case(SOME)))
-              for name in (SYNCHRONOUS, 'Local-SGD', 'DiLoCo')}
+    names = SYNCHRONOUS, 'Local-SGD', 'DiLoCo'
+    alike_ = [mean(best_rows(of(name), case(SOME))) for name in names]
+    unequal = [mean(best_rows(of(name), case(SOME, teacher_shift=study_cases.SHIFT), False))
+               for name in names]
+    times_as_much = [None if None in pair else pair[1] / pair[0]
+                     for pair in zip(alike_, unequal)]
     return [
         ('**More workers stop helping early.** The soonest of all, on `ethernet`: '
          f'{", ".join(f"with {n:,} workers {soonest_of_all(table, n)}" for n in NUMBERS)}. '
@@ -436,7 +440,7 @@ def findings(table):
         ('**Windows cost, but not those of DiLoCo.** After as many examples '
          f'{SOME} workers have an excess loss of {{:.3f}} with {SYNCHRONOUS}, {{:.3f}} with '
          'Local-SGD, and {:.3f} with DiLoCo, which also has AdamW and momentum.',
-         [*excess.values()]),
+         alike_),
         (f'**Distance hurts those who wait.** On `sites` {SOME} workers take {{:.3g}} s with '
          f'{SYNCHRONOUS} and {{:.3g}} s with Ring-AllReduce: longer than one worker alone. '
          'HogWild takes {:.3g} s, and DynSGD {:.3g} s.',
@@ -445,7 +449,10 @@ def findings(table):
          f'{SYNCHRONOUS} makes {{:,.0f}} local steps/s in place of {{:,.0f}}, and HogWild '
          '{:,.0f} in place of {:,.0f}.',
          [rate(name, steps) for name in (SYNCHRONOUS, 'HogWild')
-          for steps in ('stragglers', 'none')])]
+          for steps in ('stragglers', 'none')]),
+        (f'**Unequal data hurt plain means of models.** If the inputs of each of {SOME} workers have another '
+         f'mean, {SYNCHRONOUS} has {{:.2f}} times the excess loss, Local-SGD {{:.2f}} times, and '
+         'DiLoCo {:.2f} times.', times_as_much)]
 
 
 def conclusions(table):

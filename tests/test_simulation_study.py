@@ -395,8 +395,9 @@ def test_the_readmes_have_the_results(tmp_path):
 def test_the_conclusions_hold():
     """Their words say which of the figures are larger."""
     table = study.open_table(study.RESULTS / 'study.csv')
-    (_, (alone,)), (_, losses), (_, far), (_, rates) = study_report.findings(table)
-    assert study_report.conclusions(table).count('\n- ') == 3
+    (alone,), losses, far, rates, unequal = [values for _, values in
+                                             study_report.findings(table)]
+    assert study_report.conclusions(table).count('\n- ') == 4
     soonest = [study_report.soonest_of_all(table, workers) for workers in study_cases.NUMBERS]
     times = [float(each.partition(' s')[0]) for each in soonest[:3]]
     assert times[1] < min(times[0], times[2]) and max(times) < alone and soonest[3] == 'none'
@@ -404,6 +405,7 @@ def test_the_conclusions_hold():
     assert local > 1.2 * synchronous and with_momentum < synchronous
     assert min(far[:2]) > alone > max(far[2:])
     assert rates[0] < 0.6 * rates[1] and rates[2] > 0.99 * rates[3]
+    assert unequal[1] > 1.2 > max(unequal[0], unequal[2])
 
 
 def test_a_whole_study_is_told(table, tmp_path):
