@@ -450,8 +450,8 @@ def findings(table):
          '{:,.0f} in place of {:,.0f}.',
          [rate(name, steps) for name in (SYNCHRONOUS, 'HogWild')
           for steps in ('stragglers', 'none')]),
-        (f'**Unequal data hurt plain means of models.** If the inputs of each of {SOME} workers have another '
-         f'mean, {SYNCHRONOUS} has {{:.2f}} times the excess loss, Local-SGD {{:.2f}} times, and '
+        ('**Unequal data hurt plain means of models.** If the inputs of each of '
+         f'{SOME} workers have another mean, {SYNCHRONOUS} has {{:.2f}} times the excess loss, Local-SGD {{:.2f}} times, and '
          'DiLoCo {:.2f} times.', times_as_much)]
 
 
