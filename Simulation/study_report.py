@@ -451,8 +451,8 @@ def findings(table):
          [rate(name, steps) for name in (SYNCHRONOUS, 'HogWild')
           for steps in ('stragglers', 'none')]),
         ('**Unequal data hurt plain means of models.** If the inputs of each of '
-         f'{SOME} workers have another mean, {SYNCHRONOUS} has {{:.2f}} times the excess loss, Local-SGD {{:.2f}} times, and '
-         'DiLoCo {:.2f} times.', times_as_much)]
+         f'{SOME} workers have another mean, {SYNCHRONOUS} has {{:.2f}} times the excess loss, '
+         'Local-SGD {:.2f} times, and DiLoCo {:.2f} times.', times_as_much)]
 
 
 def conclusions(table):
