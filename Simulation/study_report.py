@@ -101,7 +101,8 @@ def seconds(rows, of_one=None):
     found = mean_reached(rows)
     if not found:
         return '–' if rows else ''
-    return f'{found[1]:.3g}' + (f' ({of_one / found[1]:.2g})' if of_one else '')
+    words = f'{found[1]:.3g}' if found[1] < 999.5 else f'{found[1]:,.0f}'
+    return words + (f' ({of_one / found[1]:.2g})' if of_one else '')
 
 
 def seconds_of_one(table):
