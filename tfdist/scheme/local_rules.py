@@ -217,15 +217,14 @@ class Adam(Rule):
     def _change(self, gradient, rate, count, m, v):
         """Returns what Adam subtracts from the value, and the slots.
 
-        The slots are the paper's divided by 1 - beta1 and by 1 - beta2: two products fewer of whole
-        tensors.
+        The slot m is the paper's divided by 1 - beta1: one product fewer of whole tensors. With v
+        the same would leave too little of the range of float16.
         """
         m = self._beta1 * m + gradient
-        v = self._beta2 * v + tf.square(gradient)
-        root = (1 - self._beta2) ** 0.5  # sqrt(v) is the paper's divided by it
+        v = self._beta2 * v + (1 - self._beta2) * tf.square(gradient)
         correction = tf.sqrt(1 - tf.pow(self._beta2, count)) / (1 - tf.pow(self._beta1, count))
-        step = rate * ((1 - self._beta1) / root) * tf.cast(correction, m.dtype)
-        return step * m / (tf.sqrt(v) + self._epsilon / root), m, v
+        step = rate * (1 - self._beta1) * tf.cast(correction, m.dtype)
+        return step * m / (tf.sqrt(v) + self._epsilon), m, v
 
 
 class AdamW(Adam):
