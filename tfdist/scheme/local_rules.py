@@ -222,9 +222,9 @@ class Adam(Rule):
         """
         m = self._beta1 * m + gradient
         v = self._beta2 * v + (1 - self._beta2) * tf.square(gradient)
-        correction = tf.sqrt(1 - tf.pow(self._beta2, count)) / (1 - tf.pow(self._beta1, count))
-        step = rate * (1 - self._beta1) * tf.cast(correction, m.dtype)
-        return step * m / (tf.sqrt(v) + self._epsilon), m, v
+        correction = tf.sqrt(1 - tf.pow(self._beta2, count)) * (
+            (1 - self._beta1) / (1 - tf.pow(self._beta1, count)))
+        return rate * tf.cast(correction, m.dtype) * m / (tf.sqrt(v) + self._epsilon), m, v
 
 
 class AdamW(Adam):
@@ -244,4 +244,4 @@ class AdamW(Adam):
     def update(self, value, gradient, rate, count, m, v):
         """See `Rule`."""
         change, m, v = self._change(gradient, rate, count, m, v)
-        return (1 - rate * self._weight_decay) * value - change, m, v
+        return value - change - rate * self._weight_decay * value, m, v
