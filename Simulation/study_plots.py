@@ -12,7 +12,7 @@ import study_cases
 from study_cases import (Absent, ALIKE, case, CLUSTERS, NUMBERS, OF_DIGITS, REFERENCE, SOME,
                          Study)
 import study_report
-from study_report import best_rows, digits_rows, mean_reached, soonest_rows
+from study_report import best_rows, digits_rows, mean_seconds, soonest_rows
 
 matplotlib.use('Agg')  # it writes files, and needs no screen
 import matplotlib.pyplot as plt  # noqa: E402
@@ -79,8 +79,8 @@ def _excess(study, its_case):
 
 def _seconds(study, its_case, tuned=True):
     """Returns the mean time of a case to the TARGET, a list of one; empty if not all come there."""
-    found = mean_reached(soonest_rows(study, its_case, tuned))
-    return [found[1]] if found else []
+    found = mean_seconds(soonest_rows(study, its_case, tuned))
+    return [found] if found else []
 
 
 def _seconds_on(cluster, study, workers):

@@ -79,6 +79,12 @@ def mean_reached(rows):
     return tuple(map(statistics.mean, zip(*found))) if found and None not in found else None
 
 
+def mean_seconds(rows):
+    """Returns after how many seconds the TARGET is reached, a float or None, see `mean_reached`."""
+    found = mean_reached(rows)
+    return found and found[1]
+
+
 def mean(rows, column='excess_loss'):
     """Returns the mean of a column over the seeds, a float; None without rows, or a value."""
     values = [float(row[column]) for row in rows if row[column]]
@@ -96,27 +102,31 @@ def cell(rows, column='excess_loss'):
     return f'{statistics.mean(values):.3f}{spread}'
 
 
+def time_cell(value, of_one=None):
+    """Returns seconds as a cell, with the speed-up over those `of_one`, floats."""
+    words = f'{value:.3g}' if value < 999.5 else f'{value:,.0f}'
+    return words + (f' ({of_one / value:.2g})' if of_one else '')
+
+
 def seconds(rows, of_one=None):
-    """Returns the time to the TARGET as a cell, with the speed-up over that `of_one`, a float."""
-    found = mean_reached(rows)
+    """Returns the time to the TARGET as a cell; a dash if some rows do not come there."""
+    found = mean_seconds(rows)
     if not found:
         return '–' if rows else ''
-    words = f'{found[1]:.3g}' if found[1] < 999.5 else f'{found[1]:,.0f}'
-    return words + (f' ({of_one / found[1]:.2g})' if of_one else '')
+    return time_cell(found, of_one)
 
 
 def seconds_of_one(table):
     """Returns the time of the reference to the TARGET, a float, or None."""
-    found = mean_reached(reference_rows(table))
-    return found and found[1]
+    return mean_seconds(reference_rows(table))
 
 
 def speed_up(table, study, workers, cluster=CLUSTERS[0]):
     """Returns the speed-up to the TARGET over one worker, a float; None if it is not known."""
     its_case = case(workers, cluster=cluster)
-    many = mean_reached(soonest_rows(study, its_case, cluster == CLUSTERS[0]))
+    many = mean_seconds(soonest_rows(study, its_case, cluster == CLUSTERS[0]))
     one = seconds_of_one(table)
-    return one / many[1] if one and many else None
+    return one / many if one and many else None
 
 
 def critical(local_steps):
@@ -273,17 +283,26 @@ def _ceilings(table):
     return _again(lines, last)
 
 
+def unequal_rows(study):
+    """Returns the rows of SOME workers with equal and with unequal data, two lists."""
+    return best_rows(study, case(SOME)), best_rows(
+        study, case(SOME, teacher_shift=study_cases.SHIFT), False)
+
+
+def times_as_much(study):
+    """Returns the excess loss with unequal data over that with equal ones, a float, or None."""
+    alike_, shifted = map(mean, unequal_rows(study))
+    return None if None in (alike_, shifted) else shifted / alike_
+
+
 def _unequal(table):
     """Returns what unequal data do to SOME workers."""
     lines = [['', 'all alike', f'shift {study_cases.SHIFT}', 'times as much']]
     for study in tuned_schemes(table):
-        alike_, shifted = best_rows(study, case(SOME)), best_rows(
-            study, case(SOME, teacher_shift=study_cases.SHIFT), False)
-        both = mean(alike_), mean(shifted)
-        lines.append([_link(study), cell(alike_), cell(shifted),
-                      f'{both[1] / both[0]:.2f}' if None not in both else ''])
-    return _again(lines, best_rows(Study(table, Absent('Local-SGD')),
-                                   case(SOME, teacher_shift=study_cases.SHIFT), False))
+        times = times_as_much(study)
+        lines.append([_link(study), *map(cell, unequal_rows(study)),
+                      '' if times is None else f'{times:.2f}'])
+    return _again(lines, unequal_rows(Study(table, Absent('Local-SGD')))[1])
 
 
 def _windows(table):
@@ -379,35 +398,32 @@ def excess_guide(table):
     return readmes.table(lines, 'l') if len(lines) > 1 else 'Nothing has been simulated yet.'
 
 
+def arrivals(table, workers, cluster=CLUSTERS[0]):
+    """Returns who comes to the TARGET, and when: pairs of the seconds and a `Study`, sorted.
+
+    Returns:
+      List of such pairs; and how many schemes have been simulated there, an int.
+    """
+    rows = {study: soonest_rows(study, case(workers, cluster=cluster), cluster == CLUSTERS[0])
+            for study in tuned_schemes(table)}
+    times = [(mean_seconds(its), study) for study, its in rows.items() if mean_seconds(its)]
+    return sorted(times, key=lambda pair: pair[0]), sum(map(bool, rows.values()))
+
+
 def times_guide(table):
     """Returns the fastest schemes to the TARGET by network and number of workers, in Markdown."""
     lines = [['network', 'workers', 'fastest', f's to {TARGET} (speed-up)',
               'at most a quarter slower', 'schemes that come there']]
-    one = seconds_of_one(table)
     for cluster in CLUSTERS:
         for workers in NUMBERS:
-            rows = {study: soonest_rows(study, case(workers, cluster=cluster),
-                                        cluster == CLUSTERS[0]) for study in tuned_schemes(table)}
-            rows = {study: its for study, its in rows.items() if its}
-            times = {study: mean_reached(its)[1] for study, its in rows.items()
-                     if mean_reached(its)}
-            soon = sorted(times, key=times.get)
-            if rows:
+            soon, number = arrivals(table, workers, cluster)
+            if number:
                 lines.append([
-                    cluster, f'{workers:,}', names_of(soon[:1]),
-                    seconds(rows[soon[0]], one) if soon else '',
-                    names_of(study for study in soon[1:] if times[study] <= LATE * times[soon[0]]),
-                    f'{len(times)} of {len(rows)}'])
+                    cluster, f'{workers:,}', names_of(study for _, study in soon[:1]),
+                    time_cell(soon[0][0], seconds_of_one(table)) if soon else '',
+                    names_of(study for its, study in soon[1:] if its <= LATE * soon[0][0]),
+                    f'{len(soon)} of {number}'])
     return readmes.table(lines, 'l') if len(lines) > 1 else 'Nothing has been simulated yet.'
-
-
-def soonest_of_all(table, workers):
-    """Returns the least time to the TARGET on `ethernet`, a cell with its scheme, or 'none'."""
-    times = {study.name: mean_reached(soonest_rows(study, case(workers)))
-             for study in tuned_schemes(table)}
-    times = {name: its[1] for name, its in times.items() if its}
-    name = min(times, key=times.get, default='')
-    return f'{times[name]:.3g} s ({name})' if name else 'none'
 
 
 def findings(table):
@@ -423,25 +439,23 @@ def findings(table):
         return experiments.local_steps_per_second(rows[0]) if rows else None
 
     def far(name):
-        found = mean_reached(soonest_rows(of(name), case(SOME, cluster=CLUSTERS[1]), False))
-        return found and found[1]
+        return mean_seconds(soonest_rows(of(name), case(SOME, cluster=CLUSTERS[1]), False))
 
-    names = SYNCHRONOUS, 'Local-SGD', 'DiLoCo'
-    alike_ = [mean(best_rows(of(name), case(SOME))) for name in names]
-    unequal = [mean(best_rows(of(name), case(SOME, teacher_shift=study_cases.SHIFT), False))
-               for name in names]
-    times_as_much = [None if None in pair else pair[1] / pair[0]
-                     for pair in zip(alike_, unequal)]
+    def soonest(workers):
+        found, _ = arrivals(table, workers)
+        return f'{time_cell(found[0][0])} s ({found[0][1].name})' if found else 'none'
+
+    with_means = [of(name) for name in (SYNCHRONOUS, 'Local-SGD', 'DiLoCo')]
     return [
         ('**More workers stop helping early.** The soonest of all, on `ethernet`: '
-         f'{", ".join(f"with {n:,} workers {soonest_of_all(table, n)}" for n in NUMBERS)}. '
+         f'{", ".join(f"with {n:,} workers {soonest(n)}" for n in NUMBERS)}. '
          f'One worker takes {{:.3g}} s. {NUMBERS[-1]:,} workers make only '
          f'{study_cases.LOCAL_STEPS[study_cases.TEACHER] // NUMBERS[-1]} local steps each.',
          [seconds_of_one(table)]),
         ('**Windows cost, but not those of DiLoCo.** After as many examples '
          f'{SOME} workers have an excess loss of {{:.3f}} with {SYNCHRONOUS}, {{:.3f}} with '
          'Local-SGD, and {:.3f} with DiLoCo, which also has AdamW and momentum.',
-         alike_),
+         [mean(best_rows(study, case(SOME))) for study in with_means]),
         (f'**Distance hurts those who wait.** On `sites` {SOME} workers take {{:.3g}} s with '
          f'{SYNCHRONOUS} and {{:.3g}} s with Ring-AllReduce: longer than one worker alone. '
          'HogWild takes {:.3g} s, and DynSGD {:.3g} s.',
@@ -453,7 +467,8 @@ def findings(table):
           for steps in ('stragglers', 'none')]),
         ('**Unequal data hurt plain means of models.** If the inputs of each of '
          f'{SOME} workers have another mean, {SYNCHRONOUS} has {{:.2f}} times the excess loss, '
-         'Local-SGD {:.2f} times, and DiLoCo {:.2f} times.', times_as_much)]
+         'Local-SGD {:.2f} times, and DiLoCo {:.2f} times.',
+         [times_as_much(study) for study in with_means])]
 
 
 def conclusions(table):

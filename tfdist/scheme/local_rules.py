@@ -77,7 +77,7 @@ class Rule:
         self._groups = self._groups_of(variables)
         self._kept = []
         for group in self._groups if self.SLOTS else []:
-            zeros = _packed(exchange.zeros_like([variables[i] for i in group]))
+            zeros = transfer.join(exchange.zeros_like([variables[i] for i in group]))
             self._kept += [exchange.own_variable(zeros, f'{slot}/{variables[group[0]].op.name}')
                            for slot in self.SLOTS]
         if self.COUNTS:
@@ -126,8 +126,7 @@ class Rule:
             its = [values[i] for i in group]
             own_rate = tf.cast(rate, its[0].dtype) if isinstance(rate, tf.Tensor) else rate
             vector = self._update(number, its, [gradients[i] for i in group], own_rate, count)
-            stepped = [vector] if len(group) == 1 else transfer.unpack(
-                vector, [self._variables[i] for i in group])
+            stepped = transfer.take_apart(vector, [self._variables[i] for i in group])
             self._vectors[number] = stepped, vector
             for i, new in zip(group, stepped):
                 decay = self._recipe.decay(self._variables[i], values[i])
@@ -140,9 +139,10 @@ class Rule:
         """Returns the new values of a group, packed; takes those before it, and the gradients."""
         last, vector = self._vectors.get(number, ([], None))
         if len(last) != len(values) or any(a is not b for a, b in zip(last, values)):
-            vector = _packed(values)
+            vector = transfer.join(values)
         places = range(number * len(self.SLOTS), (number + 1) * len(self.SLOTS))
-        new = self.update(vector, _packed(gradients), rate, count, *(self._now[k] for k in places))
+        new = self.update(vector, transfer.join(gradients), rate, count,
+                          *(self._now[k] for k in places))
         new, *slots = new if isinstance(new, (tuple, list)) else [new]
         if len(slots) != len(self.SLOTS):
             sys.exit(f'The local rule {type(self).__name__} has {len(self.SLOTS)} SLOTS, and its '
@@ -156,11 +156,6 @@ class Rule:
         # Tensors of their own: whoever runs a part of the graph alone may feed what others have
         # computed.
         return exchange.assign(self._kept, [tf.identity(value) for value in self._now])
-
-
-def _packed(tensors):
-    """Returns a vector of tensors, a list; one tensor stays as it is."""
-    return transfer.pack(tensors) if len(tensors) > 1 else tensors[0]
 
 
 class Sgd(Rule):

@@ -43,18 +43,26 @@ def groups_of(tensors):
     return list(groups.values())
 
 
+def join(tensors):
+    """Returns a group of tensors as one: packed, unless it is alone."""
+    return pack(tensors) if len(tensors) > 1 else tensors[0]
+
+
+def take_apart(one, like):
+    """Returns the list of tensors that `join` has made one; takes it, and a list of such shapes."""
+    return unpack(one, like) if len(like) > 1 else [one]
+
+
 def bundle(tensors):
-    """Returns a tensor for each of `groups_of`; one that is alone in its group stays as it is."""
-    return [pack([tensors[i] for i in group]) if len(group) > 1 else tensors[group[0]]
-            for group in groups_of(tensors)]
+    """Returns a tensor for each of `groups_of`, as `join` makes it."""
+    return [join([tensors[i] for i in group]) for group in groups_of(tensors)]
 
 
 def unbundle(bundles, like):
     """Returns what `bundle` has bundled; takes a list, and one of tensors of such shapes."""
     tensors = list(like)
     for one, group in zip(bundles, groups_of(like)):
-        parts = unpack(one, [like[i] for i in group]) if len(group) > 1 else [one]
-        for i, part in zip(group, parts):
+        for i, part in zip(group, take_apart(one, [like[i] for i in group])):
             tensors[i] = part
     return tensors
 
