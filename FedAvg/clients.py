@@ -112,6 +112,7 @@ class Clients:
                                         hparams.seed)
         self._arrays, self._flat = arrays, [batches.cast(array) for array in flat]
         self._epochs, self._size, self._seed = hparams.epochs, hparams.batch_size, hparams.seed
+        self._random = np.random.RandomState()  # seeded for each turn: to make one takes 70 us more
         steps = [self._steps(part) for part in self.parts]
         self.most_steps, self.fewest_steps = max(steps), min(steps)
         last = {len(part) % self._size for part in self.parts}  # 0: a whole batch
@@ -126,10 +127,10 @@ class Clients:
 
         In each epoch the examples have another order, and the last batch has what is left.
         """
-        random = np.random.RandomState([self._seed % _SEEDS, step, client])
+        self._random.seed([self._seed % _SEEDS, step, client])
         part = self.parts[client]
         return [order[begin:begin + self._size] for order in (
-            random.permutation(part) for _ in range(self._epochs))
+            self._random.permutation(part) for _ in range(self._epochs))
                 for begin in range(0, len(part), self._size)]
 
     def read(self, step, client):

@@ -839,14 +839,15 @@ def test_what_a_model_has_to_give():
 @pytest.mark.parametrize('flags, least', [
     ([], 0.95), pytest.param(['--classes_per_client=2'], 0.9, marks=pytest.mark.thorough)])
 def test_a_run(programs, flags, least):
-    run = programs.run_sh(FOLDER, '--clients=100', '--fraction=0.1', *flags, WORKERS=2)
+    run = programs.run_sh(FOLDER, '--clients=100', '--fraction=0.1', '--train_steps=300', *flags,
+                          WORKERS=2)  # some seconds, and it tests once a second
     run.ends_well()
     assert not run.left()
     assert float(run.wait_for(TEST)['accuracy']) >= least
-    assert int(run.wait_for(TEST)['step']) == 100
+    assert int(run.wait_for(TEST)['step']) == 300
     steps = sum(int(match['local_steps']) for match in run.matches(DID))
-    assert (steps == 100 * 10 * 15) == (not flags), 'with classes some have more, some have fewer'
-    assert len(run.matches(TESTED)) > 1
+    assert (steps == 300 * 10 * 15) == (not flags), 'with classes some have more, some have fewer'
+    assert run.matches(TESTED)
 
 
 @pytest.mark.thorough
