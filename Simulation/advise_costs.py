@@ -20,6 +20,7 @@ MEANINGS = collections.OrderedDict([
     ('one process', 'a local step in one process, all in all'),
     ('start', 'what the first runs of that process take longer than later ones'),
     ('threads', 'of that process'),
+    ('test', 'what a test takes that process'),
     ('step, 1 thread', 'a local step within a window, by a session with so many threads'),
     ('variation', 'of a local step: the standard deviation of its logarithm'),
     ('exchange', 'a pull and a push of a worker, beyond the local step, for any model'),

@@ -8,6 +8,7 @@ import collections
 import contextlib
 import json
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 _TIMED = 'AGN', 'HogWild'  # whose local steps are timed; the second one for what the first refuses
 _OTHERS = 'DiLoCo',  # whose local steps take longer: their optimizer keeps moments
 _SECONDS = 3  # that a run is to train
+TESTED_SHARE = 0.1  # of its time for which the chief of a real run tests, to see when it is there
 _MOST_RUNS, _LEAST_RUNS = 20000, 30  # of a train op
 _ROUND = 0.0015  # seconds of an exchange, for an estimate
 _SMALL, _LARGE = 2 ** 12, 2 ** 20  # bytes
@@ -121,8 +123,9 @@ def _really_run(folder, name, seconds, *flags, **env):
       **env: strings, such as WORKERS='2'.
 
     Returns:
-      Triple of the seconds of a run of its train op, the mean and the least and largest of three
-      parts; the processor seconds in it; and what the first runs took longer, see `start_of`.
+      Tuple of the seconds of a run of its train op, the mean and the least and largest of three
+      parts; the processor seconds in it; what the first runs took longer, see `start_of`; and the
+      seconds of a test.
     """
     count = min(_MOST_RUNS, max(_LEAST_RUNS, int(_SECONDS / seconds)))
     with tempfile.TemporaryDirectory() as directory:
@@ -136,7 +139,13 @@ def _really_run(folder, name, seconds, *flags, **env):
     parts = [(times[end] - times[begin]) / (end - begin) for begin, end in zip(ends, ends[1:])]
     # A run that was too short for its processor times is said to have worked all the time.
     return ((middle, min(*parts, middle), max(*parts, middle)), found['work_s'] or middle,
-            start_of(notes, middle))
+            start_of(notes, middle), _seconds_of_test(notes))
+
+
+def _seconds_of_test(notes):
+    """Returns the median of the seconds of the chief's tests; the first one takes longer."""
+    first, *others = next(note['tested'] for note in notes if note['chief'])
+    return statistics.median(others or [first])
 
 
 def _the_same(value, how):
@@ -159,11 +168,12 @@ def measure(folder, say):
     its_own = [each for each in timed['steps'] if each['batch'] == timed['batch']]
     best = min(its_own, key=lambda each: each['run'][0])
     say('trains with one process')
-    alone, _, start = _really_run(folder, advise_folders.ALONE, best['run'][0],
-                                  f'--num_threads={best["threads"]}')
+    alone, _, start, test = _really_run(folder, advise_folders.ALONE, best['run'][0],
+                                        f'--num_threads={best["threads"]}')
     found['one process'] = Figure(*alone, 'a real run of Non-Distributed-Setup')
     found['start'] = _the_same(start, 'the first runs of that run')
     found['threads'] = _the_same(best['threads'], 'those with which a local step is fastest')
+    found['test'] = _the_same(test, 'the tests in the run with one process')
     found['variation'] = _the_same(its_own[0]['variation'], 'of the runs for step, 1 thread')
     for each in its_own:
         name = f'step, {each["threads"]} thread{"s" * (each["threads"] > 1)}'
@@ -216,8 +226,8 @@ def _of_exchanges(folder, step, carried, say):
       say: see `measure`.
     """
     say('trains with one worker and one ps')
-    run, work, start = _really_run(folder, 'HogWild', step + _ROUND, _AS_TIMED,
-                                    WORKERS='1', PS='1')
+    run, work, start, _ = _really_run(folder, 'HogWild', step + _ROUND, _AS_TIMED,
+                                      WORKERS='1', PS='1')
     say('sends bytes to a ps and back')
     small, large = map(_seconds_of_trip, (_SMALL, _LARGE))
     by_byte = max(0., (large - small) / 2 / (_LARGE - _SMALL))
@@ -237,7 +247,7 @@ def _of_rings(folder, step, say):
     run, work, start = {}, {}, {}
     for workers in 2, 3:
         say(f'trains with a ring of {workers} workers')
-        run[workers], work[workers], start[workers] = _really_run(
+        run[workers], work[workers], start[workers], _ = _really_run(
             folder, 'Ring-AllReduce', step + workers * _ROUND, _AS_TIMED,
             WORKERS=str(workers))
     costs = validate.costs_of_ring(step, run[2][0], work[2], work[3])

@@ -15,8 +15,10 @@ import sys
 import threading
 import time
 
+import numpy as np
 import advise_costs
 from advise_folders import ALONE
+from advise_measure import TESTED_SHARE
 import study_cases
 
 OPTIMISM = 3
@@ -38,7 +40,8 @@ _UNTIL = .65, .9  # shares of the time after which only other seeds are simulate
 _FAR = 2  # times the time of the best: where others are given up
 _AT_A_TIME = 10  # settings that are tried before the best ones are looked at again
 BEST = 5  # how many are answered
-_TESTS = 25
+_TESTS = 25  # of a simulation as long as it is not known how long one process takes
+_FEWEST, _MOST = 10, 50  # tests in the time of one process to the target
 _LEADERS, _LIKE_IT = 3, 2  # of so many schemes, so many settings like the best one are tried next
 _START = 1.  # seconds of a simulation besides its local steps, at least
 _ROUND = 0.0002  # seconds in a local step besides the model
@@ -60,6 +63,7 @@ class Space:
       threads: int, those of one process.
       takes: float, seconds in which a core of this machine makes a local step.
       longer: float, by how many seconds each takes longer on the cluster.
+      test: float, the seconds of a test.
       left_out: dict by scheme of strings, why it cannot be simulated.
     """
 
@@ -78,6 +82,7 @@ class Space:
             Config(scheme, row['window'], row['workers'], row['ps']): row
             for scheme, answer in answers.items() if scheme != ALONE for row in answer['rows']}
         self.takes, self.longer = costs.get('step, 1 thread'), longer
+        self.test = costs.get('test')
         self.alone = {at: costs.get('one process', at) + longer for at in ('value', 'low', 'high')}
         self.rows[ONE] = {'rate': 1 / self.alone['value'], 'staleness': 0., 'computes': 1.,
                           'flags': self._flags_of_one(), 'start': costs.get('start')}
@@ -110,11 +115,27 @@ class Space:
                                 str(trial.config.window))
         return dict(windows if trial.config != ONE else {}, **{flag: size})
 
-    def flags(self, trial, local_steps, seed):
-        """Returns all flags of a simulation, a dict of strings."""
+    def flags(self, trial, local_steps, seed, test_every=None):
+        """Returns all flags of a simulation, a dict of strings; seconds between tests, or None."""
+        tests = {'test_every': advise_costs.time(test_every)} if test_every else {
+            'tests': str(_TESTS)}
         return dict(self.rows[trial.config]['flags'], local_steps=str(local_steps), seed=str(seed),
-                    tests=str(_TESTS), target=str(self._goal.target or 1),
-                    until_target=str(bool(self._goal.target)).lower(), **self.own_flags(trial))
+                    target=str(self._goal.target or 1),
+                    until_target=str(bool(self._goal.target)).lower(), **tests,
+                    **self._come(trial.config, seed), **self.own_flags(trial))
+
+    def _come(self, config, seed):
+        """Returns the flag for when workers that wait for nobody begin, a dict of strings.
+
+        Each but worker 0 begins at a random moment of the first run of worker 0. If all began at
+        once, those with equal steps would push together for ever, as no real ones do.
+        """
+        if config.workers == 1 or self._answers[config.scheme]['together']:
+            return {}
+        run = config.window * config.workers / self.rate(config)
+        moments = np.random.RandomState([seed, config.workers]).uniform(0, run, config.workers)
+        return {'come': ','.join(f'{worker}:{advise_costs.time(moment)}'
+                                 for worker, moment in enumerate(moments) if worker)}
 
     def steps_of_update(self, config):
         """Returns how many local steps of all workers there are to one global step, a float."""
@@ -216,7 +237,7 @@ class Search:
         self.found, self.is_stopped = collections.defaultdict(dict), False
         self.too_slow, self.too_long, self.number = [], set(), 0
         self._steps = collections.Counter()  # the local steps of the first seed, by trial
-        self._lock = threading.RLock()
+        self._lock, self._test_every = threading.RLock(), None
 
     def run(self):
         """Searches until it is done, time is up, or Ctrl-C stops it."""
@@ -257,7 +278,8 @@ class Search:
             if least > self._afford(_OF_A_ROUND, 1):
                 self.too_long.add(trial.config)
                 continue
-            flags = self._space.flags(trial, max(least, math.ceil(local_steps(trial))), seed)
+            flags = self._space.flags(trial, max(least, math.ceil(local_steps(trial))), seed,
+                                      self._test_every)
             name = 'HogWild' if trial.config == ONE else trial.config.scheme
             asked.append((trial, name, flags))
 
@@ -319,6 +341,17 @@ class Search:
                      'as --within=10.')
         self._least = max(steps, self._fixed / self._cost / 2)
         self._set_horizon()
+        self._set_tests()
+        if best:  # once more, tested as all others are
+            self._simulate([best], lambda _: self._steps[best], _IN_ANY_CASE)
+
+    def _set_tests(self):
+        """Sets how often simulations are tested from now on: as the chief of a real run tests.
+
+        The moment at which an accuracy is first seen depends on how often one looks.
+        """
+        self._test_every = min(self._horizon / _FEWEST,
+                               max(self._space.test / TESTED_SHARE, self._horizon / _MOST))
 
     def _learn_cost(self):
         """Sets what a simulation takes besides its local steps, such as its tests."""

@@ -9,8 +9,8 @@ import experiments
 
 # What identifies a simulation: the model with its flags, and flags.
 COLUMNS = ['problem', *description.KEYS, 'straggler', 'learning_rate', 'server_learning_rate',
-           'communication_window', 'n_fetch', 'n_push', 'local_steps', 'tests', 'target',
-           'until_target', 'seed']
+           'communication_window', 'n_fetch', 'n_push', 'local_steps', 'tests', 'test_every',
+           'target', 'until_target', 'seed']
 
 # Of a simulation that came to no end: as if it had diverged.
 FAILED = {'diverged': '1', 'loss': 'nan', 'accuracy': '', 'examples': '0', 'seconds': '0',

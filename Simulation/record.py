@@ -31,7 +31,7 @@ class Record:
     """
 
     def __init__(self, name, clock, train_steps, batch_size, test, tests, reached=None,
-                 target=0.95, timeline=None, events=None, until_target=False):
+                 target=0.95, timeline=None, events=None, until_target=False, test_every=None):
         """Takes the parts.
 
         Args:
@@ -40,18 +40,20 @@ class Record:
           train_steps: int, the global step at which training ends.
           batch_size: int, examples in a local step.
           test: function that returns the figures of a test, a dict of floats by name.
-          tests: int, how many tests the run has.
+          tests: int, how many tests the run has; None if `test_every` says when.
           reached: function to call with each global step, or None.
           target: float, a test accuracy, see `reached_target`.
           timeline: `timeline.Timeline`, or None.
           events: `events.Events`, or None.
           until_target: bool, whether training ends when the target is reached.
+          test_every: float, seconds: it is tested at multiples of this, if there were updates.
         """
         self._name, self._clock, self._train_steps, self._test = name, clock, train_steps, test
         self._batch_size, self._reached = batch_size, reached
         self.step, self.local_steps, self.diverged, self.curve = 0, 0, False, []
-        self._test_at = sorted({-(-train_steps * i ** 2 // tests ** 2)
-                                for i in range(1, tests + 1)})
+        self._test_at = [] if test_every else sorted({-(-train_steps * i ** 2 // tests ** 2)
+                                                      for i in range(1, tests + 1)})
+        self._test_every, self._will_test = test_every, False
         self._line, self._whole = _Figures(), _Figures()
         self.seconds = collections.Counter()  # of all workers, by phase
         self.reached_target, self._until_target = None, until_target
@@ -96,8 +98,16 @@ class Record:
             while self._test_at and step >= self._test_at[0]:
                 self._test_at.pop(0)
             self._say_line()
+        if self._test_every and not self._will_test:
+            self._will_test = True
+            self._clock.at((self._clock.now // self._test_every + 1) * self._test_every,
+                           self._test_in_time)
         if self._reached:
             self._reached(step)
+
+    def _test_in_time(self):
+        self._will_test = False
+        self._say_line()
 
     @property
     def train_steps(self):

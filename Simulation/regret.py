@@ -39,7 +39,6 @@ _MINUTES, _MOST, _REPEATS = '2', 5, 1
 _MOST_SECONDS = 30  # that a real run is to train
 _ENOUGH = 2.5, 3  # times its own time, or that of what is advised, for which a setting is run
 _TIME_LIMIT = 120  # for a real run, from its start to its end
-_TESTED = 0.1  # share of its time for which the chief tests
 _COSTS_SECONDS, _CLOCK_SECONDS, _RUN_SECONDS = 90, 30, 25  # for an estimate
 
 Model = collections.namedtuple('Model', 'flags target milliseconds')
@@ -283,7 +282,8 @@ def really_run(pair, folder, setting, repeat, expected):
       SystemExit: if it fails.
     """
     flags = [*setting['flags'], f'--train_steps={steps_of(setting, expected)}',
-             f'--seed={repeat + 1}', f'--log_every_n_steps={10 ** 9}', f'--tested_share={_TESTED}']
+             f'--seed={repeat + 1}', f'--log_every_n_steps={10 ** 9}',
+             f'--tested_share={advise_measure.TESTED_SHARE}']
     if setting['straggler']:
         flags.append(f'--straggler={setting["straggler"]}')
     with hosts_of(pair, setting) as network, tempfile.TemporaryDirectory() as directory:

@@ -5,6 +5,7 @@
 It also takes all flags of the folder's worker.py.
 """
 
+import math
 import resource
 import sys
 import time
@@ -40,6 +41,8 @@ flags.DEFINE_string('cluster', 'ethernet', 'a file in JSON that describes the cl
 flags.DEFINE_integer('local_steps', None, 'of all workers together; in place of --train_steps',
                      lower_bound=1)
 flags.DEFINE_integer('tests', 10, 'how many tests the run has: more at first', lower_bound=1)
+flags.DEFINE_string('test_every', None, 'virtual time between two tests, such as 0.1s; in place of '
+                    '--tests')
 flags.DEFINE_float('target', 0.95, 'test accuracy whose time is printed', lower_bound=0,
                    upper_bound=1)
 flags.DEFINE_boolean('until_target', False, 'end when the test accuracy has come to --target')
@@ -156,9 +159,11 @@ class Simulation:
         self.timeline = (timeline.Timeline(description.seconds(FLAGS.timeline_from))
                          if FLAGS.timeline else None)
         self._events = Events(FLAGS.board) if FLAGS.board else None
+        test_every = _seconds_between_tests()
         self.record = Record(name, self.clock, train_steps, FLAGS.batch_size, self.player.test,
-                             FLAGS.tests, lambda step: self.crew.reach(step), FLAGS.target,
-                             self.timeline, self._events, FLAGS.until_target)
+                             None if test_every else FLAGS.tests,
+                             lambda step: self.crew.reach(step), FLAGS.target, self.timeline,
+                             self._events, FLAGS.until_target, test_every)
         delays = [training_flags.straggler_delay(worker) for worker in range(number)]
         for name in _BY_WORKER:
             if name in FLAGS:
@@ -219,6 +224,19 @@ def _check_flags():
             sys.exit(f'--{name}: that is of --replay=, which is missing.')
 
 
+def _seconds_between_tests():
+    """Returns the virtual time between two tests, a float, or None; ends the program if bad."""
+    if FLAGS.test_every is None:
+        return None
+    try:
+        found = description.seconds(FLAGS.test_every)
+    except ValueError as error:
+        sys.exit(f'--test_every: {error}.')
+    if not 0 < found < math.inf:
+        sys.exit(f'--test_every={FLAGS.test_every}: it has to be above 0s.')
+    return found
+
+
 def _check_files():
     """Ends the program before the run if a file that a flag names cannot be written."""
     if FLAGS.timeline:
@@ -227,6 +245,7 @@ def _check_files():
         description.seconds(FLAGS.timeline_from)
     except ValueError as error:
         sys.exit(f'--timeline_from: {error}.')
+    _seconds_between_tests()
     if FLAGS.board:
         directories.make(FLAGS.board, 'board')
     for name in 'csv', 'histogram', 'timeline', 'center':

@@ -35,7 +35,7 @@ import schemes
 SECONDS = {'one process': 1e-3, 'step, 1 thread': 0.8e-3, 'step, 2 threads': 0.5e-3,
            'exchange': 1e-3, 'exchange, a byte': 1e-9, 'exchange work': 1.4e-3, 'update': 50e-6,
            'ring': 0.4e-3, 'ring work': 0.5e-3, 'hop': 0.2e-3, 'hop work': 0.15e-3, 'start': 0.,
-           'start of a worker': 0., 'start, a local step': 0., 'start of a ring': 0.}
+           'start of a worker': 0., 'start, a local step': 0., 'start of a ring': 0., 'test': 1e-3}
 
 
 def costs_of(**changes):
@@ -450,13 +450,58 @@ def test_on_a_hopeless_network_one_process_is_best(searched):
     assert search.worth(search.best()[1])[0] == 0, 'and long enough, if they may'
 
 
+@pytest.mark.parametrize('test, wanted', [(2e-3, 0.02), (1e-4, 0.01), (1., 0.05)])
+def test_simulations_are_tested_as_often_as_a_real_run(searched, test, wanted):
+    """A tenth of its time; but 10 to 50 times in the time of one process."""
+    search, invented = searched('5 hosts, 1 core, 1Gbit, 1ms', costs_of(test=test))
+    assert search._horizon == pytest.approx(0.5), 'a little more than one process needs'
+    for _, flags in invented.asked:
+        assert ('test_every' in flags) != ('tests' in flags)
+    every = {flags.get('test_every') for _, flags in invented.asked}
+    known = {trial for trial, flags in invented.asked if 'test_every' not in flags}
+    assert {trial.config for trial in known} == {ONE}, 'until it is known how long that takes'
+    every, = every - {None}
+    assert description.seconds(every) == pytest.approx(wanted)
+    best = search._of_one()
+    assert ['test_every' in flags for trial, flags in invented.asked
+            if trial == best and flags['seed'] == '1'][:2] == [False, True]
+
+
+def test_workers_that_wait_for_nobody_begin_at_different_moments(searched):
+    search, invented = searched('5 hosts, 1 core, 1Gbit, 1ms', costs_of(), seconds=600)
+    kinds = collections.Counter()
+    for trial, flags in invented.asked:
+        scheme, window, workers, _ = trial.config
+        if scheme not in ('HogWild', 'AGN') or workers == 1:
+            assert 'come' not in flags
+            continue
+        kinds[scheme, flags['seed']] += 1
+        moments = description.Cluster(workers=str(workers), come=flags['come'].split(',')).come
+        assert [worker for worker, _ in moments] == list(range(1, workers))
+        a_run = window * workers / search._space.rate(trial.config)
+        assert all(0 <= moment <= a_run for _, moment in moments)
+        again = search._space.flags(trial, 1, int(flags['seed']))
+        assert again['come'] == flags['come']
+        assert search._space.flags(trial, 1, 17)['come'] != flags['come']
+    assert {'1', '2'} <= {seed for _, seed in kinds} and {'AGN', 'HogWild'} == {
+        scheme for scheme, _ in kinds}
+
+
+def test_how_long_a_test_takes():
+    """The first one takes longer; a short run has no other."""
+    others = {'chief': False, 'tested': []}
+    of = advise_measure._seconds_of_test
+    assert of([others, {'chief': True, 'tested': [0.5, 0.01, 0.03, 0.02]}]) == 0.02
+    assert of([{'chief': True, 'tested': [0.5]}]) == 0.5
+
+
 def test_what_is_simulated(searched):
     """More and more local steps; the best step size; other seeds at the end."""
     search, invented = searched('5 hosts, 1 core, 1Gbit, 1ms', costs_of(), seconds=600)
     assert all(search._space.step_size(trial)[1] == '0.3' for trial in search.best())
     lengths = collections.defaultdict(list)
     for trial, flags in invented.asked:
-        if flags['seed'] == '1':
+        if flags['seed'] == '1' and 'test_every' in flags:
             lengths[trial].append(int(flags['local_steps']))
     assert all(each == sorted(set(each)) for each in lengths.values())
     assert max(map(len, lengths.values())) > 1

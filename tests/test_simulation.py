@@ -6,6 +6,7 @@ x - m. What a worker does is known from the equations, see `test_seam`.
 
 import collections
 import contextlib
+import csv
 import gc
 import json
 import os
@@ -635,6 +636,31 @@ def test_equal_workers_are_stale_by_all_others(toy, workers):
         [staleness for _, staleness, _, _ in one.pushed])
 
 
+def test_tests_at_even_times(simulate, tmp_path):
+    """Equal workers push together, and no test falls between their pushes."""
+    path = tmp_path / 'curve.csv'
+    status, _, err = simulate('--scheme=HogWild', '--workers=3', '--step=10ms', '--update=0s',
+                              '--local_steps=60', '--test_every=25ms', f'--csv={path}')
+    assert status == 0 and not err
+    with open(path, encoding='utf-8') as file:
+        *rows, last = csv.DictReader(file)
+    seconds = [float(row['seconds']) for row in rows]
+    # All three have pushed by 10, 20, ... ms and a little; nothing new, no test.
+    assert seconds == pytest.approx([0.025 * i for i in range(1, 1 + len(seconds))])
+    assert [int(row['step']) for row in rows] == [3 * int(each / 0.01005) for each in seconds]
+    assert int(last['step']) == 60
+
+
+def test_without_updates_there_are_no_tests(simulate, tmp_path):
+    path = tmp_path / 'curve.csv'
+    status, _, err = simulate('--scheme=HogWild', '--workers=1', '--step=100ms', '--local_steps=5',
+                              '--test_every=10ms', f'--csv={path}')
+    assert status == 0 and not err
+    with open(path, encoding='utf-8') as file:
+        steps = [int(row['step']) for row in csv.DictReader(file)]
+    assert steps == [1, 2, 3, 4, 5]
+
+
 def test_faster_workers_push_more(toy):
     one = toy('HogWild', 4, step=['1ms', '2ms'], train_steps=120)
     pushes = collections.Counter(worker for worker, _, _, _ in one.pushed)
@@ -1155,6 +1181,9 @@ def test_the_program(simulate, tmp_path):
     (['--scheme=AGN', '--hop_work=1ms'], '--hop_work: without --cores nobody shares '),
     (['--scheme=AGN', '--exchange_work=1ms'], '--exchange_work: without --cores nobody shares '),
     (['--scheme=AGN', '--timeline=a.png', '--timeline_from=x'], '--timeline_from: x is no time'),
+    (['--scheme=AGN', '--test_every=3'], '--test_every: 3 has no unit'),
+    (['--scheme=AGN', '--test_every=0s'], '--test_every=0s: it has to be above 0s'),
+    (['--scheme=AGN', '--test_every=1s', '--tests=3'], '--tests'),
     (['--scheme=AGN', '--csv=no/where.csv'], '--csv=no/where.csv: it cannot be written (No such '),
     (['--scheme=HogWild', '--die=0:1ms', '--workers=1'], 'Nothing happens after 0.00'),
     (['--scheme=', '--workers=3'], '--scheme= is missing: one of AEAMSGD, '),
