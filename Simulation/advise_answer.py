@@ -157,7 +157,6 @@ class Answer:
             'local_steps': self._local_steps(rows), 'local_steps_per_second': clock['rate'],
             'staleness': clock.get('staleness', 0), 'computes': clock.get('computes', 1),
             'waits': clock.get('waits', 0), 'limited_by': limited_by(clock),
-            'local_steps_of_update': self._space.steps_of_update(config),
             'curve': [[start + seconds, accuracy] for _, seconds, accuracy in (
                 map(float, test.split(':')) for test in rows[0]['curve'].split())]}
         entry.update(self._command(trial, entry))
