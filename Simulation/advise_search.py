@@ -341,17 +341,21 @@ class Search:
                      'as --within=10.')
         self._least = max(steps, self._fixed / self._cost / 2)
         self._set_horizon()
-        self._set_tests()
-        if best:  # once more, tested as all others are
-            self._simulate([best], lambda _: self._steps[best], _IN_ANY_CASE)
+        if best:
+            reached = self.found[best][1][0]['target_seconds']
+            self._set_tests(float(reached) if reached else self._horizon)
+            self._simulate([best], lambda _: self._steps[best], _IN_ANY_CASE)  # tested as all are
 
-    def _set_tests(self):
+    def _set_tests(self, seconds):
         """Sets how often simulations are tested from now on: as the chief of a real run tests.
 
         The moment at which an accuracy is first seen depends on how often one looks.
+
+        Args:
+          seconds: float, the virtual ones that one process takes to the target, or all there are.
         """
-        self._test_every = min(self._horizon / _FEWEST,
-                               max(self._space.test / TESTED_SHARE, self._horizon / _MOST))
+        self._test_every = min(seconds / _FEWEST,
+                               max(self._space.test / TESTED_SHARE, seconds / _MOST))
 
     def _learn_cost(self):
         """Sets what a simulation takes besides its local steps, such as its tests."""
