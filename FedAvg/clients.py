@@ -128,10 +128,9 @@ class Clients:
         In each epoch the examples have another order, and the last batch has what is left.
         """
         self._random.seed([self._seed % _SEEDS, step, client])
-        part = self.parts[client]
-        return [order[begin:begin + self._size] for order in (
-            self._random.permutation(part) for _ in range(self._epochs))
-                for begin in range(0, len(part), self._size)]
+        orders = [self._random.permutation(self.parts[client]) for _ in range(self._epochs)]
+        return [order[begin:begin + self._size] for order in orders
+                for begin in range(0, len(order), self._size)]
 
     def read(self, step, client):
         """Returns what a client trains on in a turn: the values of a `Turn`, a list of arrays.
