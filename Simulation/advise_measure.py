@@ -22,10 +22,10 @@ import advise_folders
 import validate
 
 HERE = pathlib.Path(__file__).resolve().parent
+TESTED_SHARE = 0.1  # of its time for which the chief of a real run tests
 _TIMED = 'AGN', 'HogWild'  # whose local steps are timed; the second one for what the first refuses
 _OTHERS = 'DiLoCo',  # whose local steps take longer: their optimizer keeps moments
 _SECONDS = 3  # that a run is to train
-TESTED_SHARE = 0.1  # of its time for which the chief of a real run tests, to see when it is there
 _MOST_RUNS, _LEAST_RUNS = 20000, 30  # of a train op
 _ROUND = 0.0015  # seconds of an exchange, for an estimate
 _SMALL, _LARGE = 2 ** 12, 2 ** 20  # bytes

@@ -116,7 +116,14 @@ class Space:
         return dict(windows if trial.config != ONE else {}, **{flag: size})
 
     def flags(self, trial, local_steps, seed, test_every=None):
-        """Returns all flags of a simulation, a dict of strings; seconds between tests, or None."""
+        """Returns all flags of a simulation, a dict of strings.
+
+        Args:
+          trial: `Trial`.
+          local_steps: int, of all workers together.
+          seed: int.
+          test_every: float, virtual seconds between two tests; None: _TESTS tests by local steps.
+        """
         tests = {'test_every': advise_costs.time(test_every)} if test_every else {
             'tests': str(_TESTS)}
         return dict(self.rows[trial.config]['flags'], local_steps=str(local_steps), seed=str(seed),
@@ -125,10 +132,11 @@ class Space:
                     **self._come(trial.config, seed), **self.own_flags(trial))
 
     def _come(self, config, seed):
-        """Returns the flag for when workers that wait for nobody begin, a dict of strings.
+        """Returns the flag that says when each worker begins, a dict; empty if all begin at once.
 
-        Each but worker 0 begins at a random moment of the first run of worker 0. If all began at
-        once, those with equal steps would push together for ever, as no real ones do.
+        In an asynchronous scheme each but worker 0 begins at a random moment of the first run of
+        worker 0. If all began at once, equal workers would push together for ever, as no real ones
+        do.
         """
         if config.workers == 1 or self._answers[config.scheme]['together']:
             return {}

@@ -245,7 +245,6 @@ def _check_files():
         description.seconds(FLAGS.timeline_from)
     except ValueError as error:
         sys.exit(f'--timeline_from: {error}.')
-    _seconds_between_tests()
     if FLAGS.board:
         directories.make(FLAGS.board, 'board')
     for name in 'csv', 'histogram', 'timeline', 'center':
