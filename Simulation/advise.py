@@ -147,7 +147,10 @@ def _costs(options, folder, place):
         return advise_costs.read(options.costs), options.costs
     path = place / 'costs.json'
     if path.exists() and not options.fresh:
-        costs = advise_costs.read(path)
+        try:
+            costs = advise_costs.read(path)
+        except SystemExit as error:  # it is kept: a person may have edited it
+            sys.exit(f'{error} --fresh measures all of it again.')
         if costs.of == folder.identity:
             say(f'takes the costs in {path}; --fresh measures them again')
             return costs, path
@@ -248,9 +251,10 @@ def really_run(answer, folder, goal):
         sys.exit(f'--run: it would take {entry["run_seconds"]:.0f} s. The command above runs it.')
     with tempfile.TemporaryDirectory() as directory:
         run = runs.Run(str(folder.of(entry['scheme'])), *entry['flags'],
-                       f'--notes_dir={directory}', **entry['workers_and_ps'])
+                       f'--notes_dir={directory}',
+                       f'--tested_share={advise_measure.TESTED_SHARE}', **entry['workers_and_ps'])
         notes = runs.notes_in(directory)
-    curve, rate = advise_measure.curve_of(run, notes), runs.rate(notes)
+    curve, rate = advise_measure.curve_of(run, notes, entry), runs.rate(notes)
     start = advise_measure.start_of(notes, len(notes) / rate)
     lines = [['', 'predicted', 'measured'],
              ['local steps/s', f'{entry["local_steps_per_second"]:.0f}',

@@ -197,7 +197,8 @@ class Answer:
     def _command(self, trial, entry):
         """Returns a dict: how to run a trial, and the seconds that this is predicted to take."""
         local_steps = (_LONGER if entry['seconds'] else 1) * entry['local_steps']
-        steps = math.ceil(local_steps / self._space.steps_of_update(trial.config))
+        of_update = self._space.steps_of_update(trial.config)
+        steps = math.ceil(local_steps / of_update)
         flags, numbers = [f'--train_steps={steps}', *self._flags(trial)], self._numbers(
             trial.config)
         script = self._folder.of(trial.config.scheme) / 'run.sh'
@@ -206,6 +207,7 @@ class Answer:
         words = [*(f'{name}={value}' for name, value in numbers.items()), 'bash',
                  *map(shlex.quote, [str(script), *flags])]
         return {'flags': flags, 'workers_and_ps': numbers, 'command': ' '.join(words),
+                'local_steps_of_update': of_update,
                 'run_seconds': entry['start'] + local_steps / self._space.rate(trial.config)}
 
     @staticmethod

@@ -81,17 +81,20 @@ def start_of(notes, seconds):
     return max(0., max(times[-1] - began - len(times) * seconds for times, began in first))
 
 
-def curve_of(run, notes, stopped=0.):
+def curve_of(run, notes, setting):
     """Returns the accuracy over time of a run, a list of (step, seconds, accuracy).
 
-    To the tests while it trained it adds that at the end, whose step is not needed and None.
+    To the tests while it trained it adds that at the end, whose step is not needed and None. Of
+    the time of the tests it subtracts the share of the workers that did not train meanwhile: only
+    the chief, or all if they wait for one another.
 
     Args:
       run: `runs.Run`.
       notes: list of dicts, what its processes wrote by tfdist/training/notes.py.
-      stopped: float, what share of all workers did not train while the chief tested: so much of
-        the time of these tests is subtracted.
+      setting: dict, one of the settings that `advise_answer.Answer.as_json` returns.
     """
+    together = setting['local_steps_of_update'] >= setting['workers'] * setting['window']
+    stopped = 1. if together else 1 / setting['workers']
     chief = next(note for note in notes if note['chief'])
     end = max(note['times'][-1] for note in notes) - chief['began']
     found, lost = [], 0.

@@ -291,8 +291,7 @@ def really_run(pair, folder, setting, repeat, expected):
                        CUDA_VISIBLE_DEVICES='', **setting['workers_and_ps'], **network)
         notes = runs.notes_in(directory)
     rate = runs.rate(notes)
-    together = setting['local_steps_of_update'] >= setting['workers'] * setting['window']
-    curve = advise_measure.curve_of(run, notes, 1. if together else 1 / setting['workers'])
+    curve = advise_measure.curve_of(run, notes, setting)
     when = advise_measure.reached(curve, MODELS[pair.model].target)
     return {'seconds': '' if when is None else f'{when:.4g}', 'ran': f'{curve[-1][1]:.4g}',
             'local_steps_per_second': f'{setting["window"] * rate:.4g}',

@@ -3,6 +3,7 @@
 import collections
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -900,6 +901,18 @@ def test_when_a_curve_comes_to_a_target():
     assert advise_measure.reached([(1, 2., .8)], .9) is None
 
 
+@pytest.mark.parametrize('of_update, lost', [(10., 0.1), (40., 0.4)])
+def test_how_long_tests_hold_up_the_training(of_update, lost):
+    """By hand: of four workers one tests, for 0.4 s; where they wait for it, all lose that."""
+    notes = [{'chief': True, 'began': 1., 'times': [9.], 'curve': [[0, 0., 0.1], [5, 3., 0.8]],
+              'tested': [7., 0.4]}, {'chief': False, 'times': [11.]}]
+    run = types.SimpleNamespace(find=lambda _: (12., re.match('(0.9)', '0.9')))
+    setting = {'workers': 4, 'window': 10, 'local_steps_of_update': of_update}
+    # The first test precedes training.
+    assert advise_measure.curve_of(run, notes, setting) == [
+        (0, 0., 0.1), (5, 3., 0.8), (None, pytest.approx(10. - lost), 0.9)]
+
+
 # The program.
 
 def start(*arguments):
@@ -929,6 +942,18 @@ def test_bad_input(tmp_path, capsys, arguments, complaint):
         advise.main([f'--results_dir={tmp_path}', *arguments])
     assert str(error.value).startswith(complaint) and '\n' not in str(error.value)
     assert not capsys.readouterr().out
+
+
+def test_kept_costs_that_lack_a_figure(tmp_path):
+    """They may be edited: they are not measured again in silence."""
+    costs = costs_of()
+    del costs.figures['test']
+    costs.write(tmp_path / 'costs.json')
+    with pytest.raises(SystemExit) as error:
+        advise.main([f'--results_dir={tmp_path}'])
+    assert str(error.value) == (
+        f'--costs={tmp_path / "costs.json"}: "test" is missing: what a test takes that process. '
+        '--fresh measures all of it again.')
 
 
 def test_a_flag_that_nobody_has(tmp_path):
