@@ -35,6 +35,7 @@ _OF_ONE, _OF_A_ROUND = .15, .1  # shares of the time, the second one at most
 SEEDS = 1, 2, 3, 4, 5
 # Whose time is at most so many times that of the best gets so many seeds, if there is time.
 _MAY_BE_BEST = (1.3, 3), (1.1, 5)
+_ADAPTIVE = 'DiLoCo',  # whose step size does not depend on how large gradients are
 _OF_EACH_SCHEME = 3  # seeds of its best setting
 _UNTIL = .65, .9  # shares of the time after which only other seeds are simulated
 _FAR = 2  # times the time of the best: where others are given up
@@ -64,6 +65,7 @@ class Space:
       takes: float, seconds in which a core of this machine makes a local step.
       longer: float, by how many seconds each takes longer on the cluster.
       test: float, the seconds of a test.
+      exponent: int, that of the best step size of one process, once it is known.
       left_out: dict by scheme of strings, why it cannot be simulated.
     """
 
@@ -88,6 +90,7 @@ class Space:
                           'flags': self._flags_of_one(), 'start': costs.get('start')}
         self.batch_size = answers[ALONE]['batch_size']
         self.threads, self.left_out = int(costs.get('threads')), {}
+        self.exponent = 0
 
     def _flags_of_one(self):
         step = advise_costs.time(self.alone['value'])
@@ -153,7 +156,8 @@ class Space:
     def exponents(self, config):
         """Returns the exponents of step sizes to begin with, a list of ints; the likeliest first.
 
-        The more gradients a step is the mean of, the larger it may be; the later, the smaller.
+        They are around that of one process: how large a step may be is mostly up to the model. The
+        more gradients it is the mean of, the larger it may be; the later, the smaller.
         """
         answer = self._answers[config.scheme]
         if answer['rate_is_given']:
@@ -163,7 +167,9 @@ class Space:
         else:
             late = self.rows[config].get('staleness', 0)
             middle = -round(math.log(1 + late, study_cases.FACTOR) / 2)
-        return [middle, middle - 1, middle + 1] if config != ONE else [0, -1, 1]
+        likely = middle if config.scheme in (ALONE, *_ADAPTIVE) else self.exponent + middle
+        return [each for each in (likely, likely - 1, likely + 1)
+                if abs(each) <= study_cases.FARTHEST]
 
     def around(self, trial):
         """Returns the trials with the next step sizes, a list that begins with the trial."""
@@ -350,6 +356,7 @@ class Search:
         self._least = max(steps, self._fixed / self._cost / 2)
         self._set_horizon()
         if best:
+            self._space.exponent = best.exponent
             reached = self.found[best][1][0]['target_seconds']
             self._set_tests(float(reached) if reached else self._horizon)
             self._simulate([best], lambda _: self._steps[best], _IN_ANY_CASE)  # tested as all are
@@ -451,6 +458,8 @@ class Search:
     def _lengths(self, trials, rung):
         """Returns how many local steps trials are simulated for in a rung, a dict of floats."""
         horizon, most = self._horizon * rung.horizon * self._longer, rung.steps * self._needed
+        # Whoever is much later is of no interest.
+        horizon = min(horizon, _FAR * self._soonest() * self._longer)
         if self._goal.within:
             horizon, most = self._goal.within, math.inf
         wanted = {trial: min(self._space.rate(trial.config) * horizon, most) for trial in trials}
@@ -481,9 +490,6 @@ class Search:
                 return trials
             # One process as far as the others, so that they can be compared.
             steps = self._lengths(some + self._not_there(filter(None, [self._of_one()])), rung)
-            late = _FAR * self._soonest()  # whoever is much later is of no interest
-            steps = {trial: min(each, self._space.rate(trial.config) * late)
-                     for trial, each in steps.items()}
             self._simulate([trial for trial, each in steps.items() if each > self._steps[trial]],
                            steps.get, until, len(RUNGS) - 1)
             trials = self._next(trials)

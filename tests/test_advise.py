@@ -2,6 +2,7 @@
 
 import collections
 import json
+import math
 import os
 import re
 import shutil
@@ -32,6 +33,7 @@ import advise_steps
 import advise_words
 import description
 import schemes
+import study_cases
 
 SECONDS = {'one process': 1e-3, 'step, 1 thread': 0.8e-3, 'step, 2 threads': 0.5e-3,
            'exchange': 1e-3, 'exchange, a byte': 1e-9, 'exchange work': 1.4e-3, 'update': 50e-6,
@@ -529,22 +531,47 @@ def test_a_budget_bounds_it(searched):
 def test_it_searches_while_there_is_time(searched, clock):
     """More settings first, and then other seeds."""
     number = {}
-    for seconds in 30, 60, 120:
+    for seconds in 20, 40, 80:
         begin = clock.now
         search, invented = searched(FOUR, costs_of(), seconds=seconds)
         assert 0.9 * seconds <= clock.now - begin <= 1.1 * seconds
         number[seconds] = sum(flags['seed'] == '1' for _, flags in invented.asked)
         assert number[seconds] < len(invented.asked) and not search.is_stopped
-    assert number[30] < number[60] < number[120]
+    assert number[20] < number[40] < number[80]
 
 
 def test_each_scheme_gets_its_best_step_size(searched, monkeypatch):
     """Also one that is far behind, before settings are tried that nothing speaks for."""
     monkeypatch.setattr(Invented, 'best', 3)
-    search, _ = searched('5 hosts, 1 core, 1Gbit, 1ms', costs_of(), seconds=120)
+    search, _ = searched('5 hosts, 1 core, 1Gbit, 1ms', costs_of(), seconds=60)
     best = {trial.config.scheme: trial.exponent for trial in reversed(search.ranked())}
     assert set(best.values()) == {3}
     assert any(trial not in search.found for trial in search._all), 'it had no time for all'
+
+
+def test_step_sizes_begin_around_that_of_one_process(searched, monkeypatch):
+    """But for those that do not depend on how large gradients are; and no farther than the grid."""
+    monkeypatch.setattr(Invented, 'best', 4)
+    search, _ = searched(FOUR, costs_of(), seconds=600)
+    space, config = search._space, Config('Local-SGD', 5, 4, 1)
+    assert space.exponent == 4 and space.exponents(config) == [4, 3, 5]
+    assert space.exponents(ONE) == [0, -1, 1]
+    space.exponent = study_cases.FARTHEST
+    assert space.exponents(config) == [study_cases.FARTHEST, study_cases.FARTHEST - 1]
+    monkeypatch.setattr(advise_search, '_ADAPTIVE', ('Local-SGD',))
+    assert space.exponents(config) == [0, -1, 1]
+
+
+def test_who_is_much_later_is_given_up(searched):
+    """After twice the time of the best, unless a round of each worker takes longer."""
+    search, invented = searched('5 hosts, 1 core, 1Gbit, 1ms', costs_of())
+    space = search._space
+    alone = Invented.needed / space.rate(ONE)
+    for trial, flags in invented.asked:
+        if trial.config != ONE and flags['seed'] == '1':
+            least = trial.config.window * trial.config.workers
+            assert int(flags['local_steps']) <= max(
+                least, math.ceil(2 * alone * space.rate(trial.config)))
 
 
 def test_how_good_several_seeds_are(searched):
