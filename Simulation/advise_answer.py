@@ -155,6 +155,7 @@ class Answer:
             'loss': statistics.mean(float(row['loss'] or 'nan') for row in rows),
             'simulated_seconds': start + float(rows[0]['seconds']),
             'local_steps': self._local_steps(rows), 'local_steps_per_second': clock['rate'],
+            'local_steps_of_update': self._space.steps_of_update(config),
             'staleness': clock.get('staleness', 0), 'computes': clock.get('computes', 1),
             'waits': clock.get('waits', 0), 'limited_by': limited_by(clock),
             'curve': [[start + seconds, accuracy] for _, seconds, accuracy in (
@@ -197,8 +198,7 @@ class Answer:
     def _command(self, trial, entry):
         """Returns a dict: how to run a trial, and the seconds that this is predicted to take."""
         local_steps = (_LONGER if entry['seconds'] else 1) * entry['local_steps']
-        of_update = self._space.steps_of_update(trial.config)
-        steps = math.ceil(local_steps / of_update)
+        steps = math.ceil(local_steps / entry['local_steps_of_update'])
         flags, numbers = [f'--train_steps={steps}', *self._flags(trial)], self._numbers(
             trial.config)
         script = self._folder.of(trial.config.scheme) / 'run.sh'
@@ -207,7 +207,6 @@ class Answer:
         words = [*(f'{name}={value}' for name, value in numbers.items()), 'bash',
                  *map(shlex.quote, [str(script), *flags])]
         return {'flags': flags, 'workers_and_ps': numbers, 'command': ' '.join(words),
-                'local_steps_of_update': of_update,
                 'run_seconds': entry['start'] + local_steps / self._space.rate(trial.config)}
 
     @staticmethod

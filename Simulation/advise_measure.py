@@ -84,9 +84,9 @@ def start_of(notes, seconds):
 def curve_of(run, notes, setting):
     """Returns the accuracy over time of a run, a list of (step, seconds, accuracy).
 
-    To the tests while it trained it adds that at the end, whose step is not needed and None. Of
-    the time of the tests it subtracts the share of the workers that did not train meanwhile: only
-    the chief, or all if they wait for one another.
+    The test at the end comes last; its step is None. The seconds are without the time that tests
+    took from the training: while the chief tests, it does not train, nor do workers that wait for
+    it, but the others do.
 
     Args:
       run: `runs.Run`.

@@ -168,8 +168,8 @@ class Space:
             late = self.rows[config].get('staleness', 0)
             middle = -round(math.log(1 + late, study_cases.FACTOR) / 2)
         likely = middle if config.scheme in (ALONE, *_ADAPTIVE) else self.exponent + middle
-        return [each for each in (likely, likely - 1, likely + 1)
-                if abs(each) <= study_cases.FARTHEST]
+        likely = max(-study_cases.FARTHEST, min(study_cases.FARTHEST, likely))
+        return [trial.exponent for trial in self.around(Trial(config, likely))]
 
     def around(self, trial):
         """Returns the trials with the next step sizes, a list that begins with the trial."""

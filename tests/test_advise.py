@@ -558,6 +558,8 @@ def test_step_sizes_begin_around_that_of_one_process(searched, monkeypatch):
     assert space.exponents(ONE) == [0, -1, 1]
     space.exponent = study_cases.FARTHEST
     assert space.exponents(config) == [study_cases.FARTHEST, study_cases.FARTHEST - 1]
+    space.exponent += 2  # as many workers may add
+    assert space.exponents(config) == [study_cases.FARTHEST, study_cases.FARTHEST - 1]
     monkeypatch.setattr(advise_search, '_ADAPTIVE', ('Local-SGD',))
     assert space.exponents(config) == [0, -1, 1]
 
