@@ -16,10 +16,9 @@ import os
 import pathlib
 import shutil
 import sys
-import tempfile
 import time
 
-from measuring import readmes, runs
+from measuring import readmes
 import advise_answer
 import advise_clock
 import advise_cluster
@@ -249,25 +248,19 @@ def really_run(answer, folder, goal):
     entry = answer.best
     if entry['run_seconds'] > _MOST_SECONDS:
         sys.exit(f'--run: it would take {entry["run_seconds"]:.0f} s. The command above runs it.')
-    with tempfile.TemporaryDirectory() as directory:
-        run = runs.Run(str(folder.of(entry['scheme'])), *entry['flags'],
-                       f'--notes_dir={directory}',
-                       f'--tested_share={advise_measure.TESTED_SHARE}', **entry['workers_and_ps'])
-        notes = runs.notes_in(directory)
-    curve, rate = advise_measure.curve_of(run, notes, entry), runs.rate(notes)
-    start = advise_measure.start_of(notes, len(notes) / rate)
+    real = advise_measure.real(folder.of(entry['scheme']), entry)
     lines = [['', 'predicted', 'measured'],
              ['local steps/s', f'{entry["local_steps_per_second"]:.0f}',
-              f'{entry["window"] * rate:.0f}'],
-             ['s that the first runs take longer', f'{entry["start"]:.3g}', f'{start:.3g}']]
+              f'{real.local_steps_per_second:.0f}'],
+             ['s that the first runs take longer', f'{entry["start"]:.3g}', f'{real.start:.3g}']]
     if goal.target:
-        when = advise_measure.reached(curve, goal.target)
+        when = advise_measure.reached(real.curve, goal.target)
         lines.append([f's to {advise_words.percent(goal.target)}, these included',
                       f'{entry["seconds"] or float("nan"):.3g}',
-                      f'not in {curve[-1][1]:.3g}' if when is None else f'{when:.3g}'])
+                      f'not in {real.curve[-1][1]:.3g}' if when is None else f'{when:.3g}'])
     else:
         lines.append(['test metric', f'{entry["accuracy"] or float("nan"):.3f}',
-                      f'{curve[-1][2]:.3f}'])
+                      f'{real.curve[-1][2]:.3f}'])
     readmes.show(readmes.table(lines))
 
 

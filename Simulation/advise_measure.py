@@ -68,6 +68,37 @@ def _seconds_of_trip(number):
     return 1 / float(done.stdout)
 
 
+Real = collections.namedtuple('Real', 'curve local_steps_per_second start')
+Real.__doc__ = """How a setting really trains.
+
+Attributes:
+  curve: list of (step, seconds, accuracy), see `curve_of`.
+  local_steps_per_second: float.
+  start: float, seconds, see `start_of`.
+"""
+
+
+def real(path, setting, *flags, **options):
+    """Makes a run of a setting; returns a `Real`.
+
+    Args:
+      path: of the folder that is run.
+      setting: dict, one of the settings that `advise_answer.Answer.as_json` returns.
+      *flags: strings, more flags; they overrule those of the setting.
+      **options: more of the arguments of `runs.Run`.
+
+    Raises:
+      SystemExit: if it fails.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        run = runs.Run(str(path), *setting['flags'], *flags, f'--tested_share={TESTED_SHARE}',
+                       f'--notes_dir={directory}', **setting['workers_and_ps'], **options)
+        notes = runs.notes_in(directory)
+    rate = runs.rate(notes)
+    return Real(curve_of(run, notes, setting), setting['window'] * rate,
+                start_of(notes, len(notes) / rate))
+
+
 def start_of(notes, seconds):
     """Returns what the first runs of a train op took longer than later ones, in seconds, a float.
 

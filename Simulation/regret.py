@@ -21,9 +21,8 @@ import contextlib
 import pathlib
 import random
 import sys
-import tempfile
 
-from measuring import hosts, runs
+from measuring import hosts
 from measuring.results import machine, read, write
 import advise
 import advise_measure
@@ -281,21 +280,17 @@ def really_run(pair, folder, setting, repeat, expected):
     Raises:
       SystemExit: if it fails.
     """
-    flags = [*setting['flags'], f'--train_steps={steps_of(setting, expected)}',
-             f'--seed={repeat + 1}', f'--log_every_n_steps={10 ** 9}',
-             f'--tested_share={advise_measure.TESTED_SHARE}']
+    flags = [f'--train_steps={steps_of(setting, expected)}', f'--seed={repeat + 1}',
+             f'--log_every_n_steps={10 ** 9}']
     if setting['straggler']:
         flags.append(f'--straggler={setting["straggler"]}')
-    with hosts_of(pair, setting) as network, tempfile.TemporaryDirectory() as directory:
-        run = runs.Run(str(folder), *flags, f'--notes_dir={directory}', time_limit=_TIME_LIMIT,
-                       CUDA_VISIBLE_DEVICES='', **setting['workers_and_ps'], **network)
-        notes = runs.notes_in(directory)
-    rate = runs.rate(notes)
-    curve = advise_measure.curve_of(run, notes, setting)
-    when = advise_measure.reached(curve, MODELS[pair.model].target)
-    return {'seconds': '' if when is None else f'{when:.4g}', 'ran': f'{curve[-1][1]:.4g}',
-            'local_steps_per_second': f'{setting["window"] * rate:.4g}',
-            'start': f'{advise_measure.start_of(notes, len(notes) / rate):.3g}'}
+    with hosts_of(pair, setting) as network:
+        real = advise_measure.real(folder, setting, *flags, time_limit=_TIME_LIMIT,
+                                   CUDA_VISIBLE_DEVICES='', **network)
+    when = advise_measure.reached(real.curve, MODELS[pair.model].target)
+    return {'seconds': '' if when is None else f'{when:.4g}', 'ran': f'{real.curve[-1][1]:.4g}',
+            'local_steps_per_second': f'{real.local_steps_per_second:.4g}',
+            'start': f'{real.start:.3g}'}
 
 
 def say(text):

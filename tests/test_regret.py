@@ -13,6 +13,7 @@ from conftest import ROOT
 from measuring import hosts, results
 
 import advise_cluster
+import advise_measure
 import advise_search
 import regret
 from regret import Pair
@@ -230,8 +231,8 @@ def test_a_real_run_of_one_process(tmp_path, monkeypatch):
 
     notes = [{'chief': True, 'began': 0., 'times': [0.06 * i for i in range(1, 101)],
               'curve': [[0, 0., 0.], [50, 3.5, 0.8]], 'tested': [9., 0.5]}]
-    monkeypatch.setattr(regret.runs, 'Run', Run)
-    monkeypatch.setattr(regret.runs, 'notes_in', lambda _: notes)
+    monkeypatch.setattr(advise_measure.runs, 'Run', Run)
+    monkeypatch.setattr(advise_measure.runs, 'notes_in', lambda _: notes)
     alone = candidate(5., scheme='one process', window=1, flags=['--learning_rate=0.1'],
                       straggler='0:0.05', workers_and_ps={})
     found = regret.really_run(Pair('mnist', 'far'), tmp_path, alone, 0, 5.)
