@@ -218,9 +218,9 @@ def test_cases():
 def test_some_cases_come_with_their_costs():
     names = [validate_cases.words(each._asdict())
              for each in validate_cases.chosen('^Synchronous-SGD, 2 workers, 100 Mbit')]
-    assert names == ['AGN, window 10, 1 worker, mnist', 'AGN, window 50, 1 worker, mnist',
-                     'Synchronous-SGD, 1 worker, mnist',
-                     'Synchronous-SGD, 2 workers, 100 Mbit/s, mnist']
+    assert names == validate_cases.PASSES * [
+        'AGN, window 10, 1 worker, mnist', 'AGN, window 50, 1 worker, mnist',
+        'Synchronous-SGD, 1 worker, mnist', 'Synchronous-SGD, 2 workers, 100 Mbit/s, mnist']
 
 
 @pytest.mark.parametrize('flag, complaint', [
@@ -276,7 +276,7 @@ def test_all_of_it_in_a_directory_of_ones_own(tmp_path, monkeypatch, capsys):
     validate.main([only, f'--results_dir={tmp_path}'])
     said = capsys.readouterr()
     assert 'Without the runs at bandwidths and distances: there is no tc.' in said.err
-    assert '7 of 7: AGN, window 50, 1 worker, again' in said.out and 'mnist' not in said.out
+    assert '12 of 12: AGN, window 50, 1 worker, again' in said.out and 'mnist' not in said.out
     assert simulated == [('HogWild', '1'), ('HogWild', '2'), ('AGN', '1')]
     # Two workers: 1,000 simulated, 2,000 by the naive model, 800 really.
     text = (tmp_path / 'validation.md').read_text(encoding='utf-8')
@@ -285,7 +285,7 @@ def test_all_of_it_in_a_directory_of_ones_own(tmp_path, monkeypatch, capsys):
         'validation.csv', 'validation.md', 'validation.png'}
     monkeypatch.setattr(validate.hosts, 'missing', lambda: '')
     validate.main([only, f'--results_dir={tmp_path}'])
-    assert '1 of 4: HogWild, 1 worker, mnist' in capsys.readouterr().out
+    assert '1 of 12: HogWild, 1 worker, mnist' in capsys.readouterr().out
     assert ('HogWild', '--model=mnist', '2') in simulated
 
 
