@@ -99,8 +99,13 @@ class Cluster:
                         for i in range(count)}
 
     def config(self, task_index):
-        """Returns the session config of a worker, as in worker.py."""
-        return tf.ConfigProto(device_filters=['/job:ps', f'/job:worker/task:{task_index}'])
+        """Returns the session config of a worker, as in worker.py.
+
+        But TensorFlow does not optimize the graphs, which takes longer here than to run them.
+        """
+        config = tf.ConfigProto(device_filters=['/job:ps', f'/job:worker/task:{task_index}'])
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        return config
 
 
 @pytest.fixture(scope='session')

@@ -18,7 +18,7 @@ ENDLESS = ['--train_steps=10000000', '--log_every_n_steps=10000000', '--eval_eve
 
 
 @pytest.mark.parametrize('folder, more, env', [
-    ('HogWild', [], {}),
+    pytest.param('HogWild', [], {}, marks=pytest.mark.thorough),
     ('Synchronous-SGD', [], {}),
     pytest.param('Synchronous-SGD', ['--replicas_to_aggregate=2'], {'WORKERS': 3},
                  marks=pytest.mark.thorough),

@@ -124,7 +124,7 @@ def trained(monkeypatch):
 @pytest.mark.parametrize('num_workers, parts, num_rows', [
     pytest.param(1, 1, ROWS, marks=pytest.mark.thorough), (2, 3, ROWS),
     pytest.param(2, 3, 2, id='nothing of a part', marks=pytest.mark.thorough)])
-@pytest.mark.parametrize('folder, changes', KEPT)
+@pytest.mark.parametrize('folder, changes', of_each_kind(KEPT))
 def test_rows_are_trained_as_if_the_table_were_dense(trained, monkeypatch, folder, changes,
                                                      num_workers, parts, num_rows):
     def load(folder, load_program=load_program):
