@@ -194,7 +194,8 @@ class BySockets:
         self.values = functools.partial(self.session.run, variables)
 
 
-@pytest.mark.parametrize('name', ['int8', 'topk:0.25', 'powersgd:1'])
+@pytest.mark.parametrize('name', [
+    'int8', pytest.param('topk:0.25', marks=pytest.mark.thorough), 'powersgd:1'])
 def test_sockets_train_as_queues_do(workers, connect, monkeypatch, name):
     """To the same bits, on each of three workers."""
     ms = 0.3, 1.7, -0.4

@@ -454,7 +454,8 @@ def test_the_collective_of_tensorflow_does_the_same(workers):
         assert [worker.center() for worker in made] == [center, center]
 
 
-@pytest.mark.parametrize('num_workers', [2, 3, 4])
+@pytest.mark.parametrize('num_workers', [
+    pytest.param(2, marks=pytest.mark.thorough), 3, pytest.param(4, marks=pytest.mark.thorough)])
 def test_replicas_stay_the_same_bit_for_bit(workers, num_workers):
     """In 100 steps with different data, and variables of several shapes."""
     made = workers(np.random.RandomState(0).normal(size=num_workers).tolist(), learning_rate=0.01,

@@ -24,8 +24,10 @@ STREAMS = dict(communication_window=4, fragments=2, fragment_delay=0, fragment_a
 # Optima, delay, alpha, the outer step; and the center: its first fragment changes after local steps
 # 2, 6 and 10, the second after 4 and 8.
 WORKED = [
-    ((0, 4), 0, 0., outer(1., 0.5), [1.25, 1.1796875, 1.9465332], [-0.4375, 1.58398438]),
-    ((0, 4), 1, 0., outer(1., 0.5), [1.25, 1.109375, 1.87988281], [-0.4375, 1.35546875]),
+    pytest.param((0, 4), 0, 0., outer(1., 0.5), [1.25, 1.1796875, 1.9465332], [-0.4375, 1.58398438],
+                 marks=pytest.mark.thorough),
+    pytest.param((0, 4), 1, 0., outer(1., 0.5), [1.25, 1.109375, 1.87988281], [-0.4375, 1.35546875],
+                 marks=pytest.mark.thorough),
     ((0, 4), 1, 0.5, outer(1., 0.5), [1.25, 1.25, 1.9296875], [-0.4375, 1.6015625]),
     ((0, 4, 8), 2, 0.5, outer(0.7, 0.9), [4.01, 2.338925, 2.75520931], [3.0125, 2.04584375])]
 # In the way of whoever goes on before the step of all is complete.
