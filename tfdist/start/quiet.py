@@ -82,8 +82,8 @@ gc.freeze()
 gc.enable()
 if _QUIET:
     tf.logging.set_verbosity(tf.logging.FATAL)  # TensorFlow raises its errors as well
-    # So no warning shows. For one, TensorFlow 1.15 takes apart the arguments of each op that is
-    # made, a sixth of the time that a graph takes.
+    # To find out whether a warning is due, which would not show, TensorFlow 1.15 takes apart the
+    # arguments of each op: a sixth of the time in which a graph is built.
     deprecation._PRINT_DEPRECATION_WARNINGS = False
 tf.disable_v2_behavior()
 # No torn reads, no lost updates, and reads can be ordered after writes (unlike with references).
