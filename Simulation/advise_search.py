@@ -316,7 +316,7 @@ class Search:
         (kind, rung, *_), *others = each
         if any(other[0] != kind for other in others):
             return max(each)
-        _, seconds, accuracy, loss = map(statistics.mean, zip(*each))
+        _, seconds, accuracy, loss = (sum(values) / len(each) for values in zip(*each))
         return (kind, rung, accuracy, loss) if kind else (kind, seconds, accuracy, loss)
 
     def _best_of(self, trials):

@@ -1,6 +1,8 @@
 """The advisor: what it is told, the clock alone, the search where one knows the answer."""
 
 import collections
+import copy
+import functools
 import json
 import math
 import os
@@ -9,14 +11,16 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import types
 
 import pytest
 
+from cases import briefly
 from conftest import ROOT
 from processes import wait_until
-from test_simulation import toy  # noqa: F401
+from test_simulation import Toy, toy  # noqa: F401
 
 import advise
 import advise_answer
@@ -35,6 +39,7 @@ import description
 import schemes
 import study_cases
 
+pytestmark = pytest.mark.xdist_group('advise')  # the clock is asked once
 SECONDS = {'one process': 1e-3, 'step, 1 thread': 0.8e-3, 'step, 2 threads': 0.5e-3,
            'exchange': 1e-3, 'exchange, a byte': 1e-9, 'exchange work': 1.4e-3, 'update': 50e-6,
            'ring': 0.4e-3, 'ring work': 0.5e-3, 'hop': 0.2e-3, 'hop work': 0.15e-3, 'start': 0.,
@@ -267,10 +272,10 @@ def test_a_model_of_ones_own(tmp_path):
 
 @pytest.mark.parametrize('folder', ['HogWild', 'AGN', 'SSP', 'AEASGD', 'Synchronous-SGD',
                                     'Local-SGD', 'Ring-AllReduce'])
-@pytest.mark.parametrize('cluster', [
+@pytest.mark.parametrize('cluster', briefly([
     dict(latency=['2ms'], update='0.3ms'),
     dict(step=['1ms', '5ms'], cores='2', exchange='1ms', exchange_work='1.4ms', hop='0.2ms',
-         hop_work='0.1ms')])
+         hop_work='0.1ms')], lambda cluster: 'cores' in cluster))
 def test_the_clock_is_that_of_the_simulation(toy, folder, cluster):  # noqa: F811
     """With gradients it takes as long, and is as stale."""
     whole = toy(folder, 3, train_steps=120, **dict(dict(step=['3ms']), **cluster))
@@ -368,18 +373,39 @@ class Invented:
                 'curve': f'{32 * steps}:{steps / rate}:0.9'})
 
 
-def answers_of(toy, costs, tmp_path, text, names):  # noqa: F811
+WINDOWED = 'AGN', 'Local-SGD'
+
+
+@functools.lru_cache(maxsize=None)
+def silent_of(name):
+    """Returns the `advise_clock.Silent` of a scheme on the toy problem."""
+    player = Toy(name, [1., 2.], description.Cluster(workers='2', step=['1ms']), 1).player
+    silent = advise_clock.Silent(player)
+    player.close()
+    return silent
+
+
+@functools.lru_cache(maxsize=None)
+def rows_of(name, text, costs):
+    """Returns the 'rows' that `advise_clock` answers, of costs as a text."""
+    with tempfile.NamedTemporaryFile('w', suffix='.json') as file:
+        file.write(costs)
+        file.flush()
+        return advise_clock._rows(silent_of(name), {'cluster': text, 'costs': file.name},
+                                  advise_clock.WINDOWS if name in WINDOWED else [1])
+
+
+def answers_of(costs, tmp_path, text, names):
     """Returns what `advise_clock` answers, of the toy problem, whose steps take what costs say."""
     costs.write(tmp_path / 'costs.json')
+    said = (tmp_path / 'costs.json').read_text(encoding='utf-8')
     found = {}
     for name in names:
-        player = toy(name, 2, train_steps=1, step=['1ms']).player
-        silent, has_window = advise_clock.Silent(player), name in ('AGN', 'Local-SGD')
-        rows = advise_clock._rows(silent, {'cluster': text, 'costs': str(tmp_path / 'costs.json')},
-                                  advise_clock.WINDOWS if has_window else [1])
-        together = bool(player.scheme.complete is not None or player.scheme.sums)
+        scheme, has_window = silent_of(name).scheme, name in WINDOWED
+        together = bool(scheme.complete is not None or scheme.sums)
         found[name] = {
-            'rows': rows, 'window_flags': ['communication_window'] * has_window,
+            'rows': copy.deepcopy(rows_of(name, text, said)),
+            'window_flags': ['communication_window'] * has_window,
             'rate_flag': 'learning_rate', 'rate': 0.1, 'rate_is_given': False,
             'train_steps': 3000, 'batch_size': 32, 'together': together,
             'averages': together and not has_window, 'pushes': 1}
@@ -392,10 +418,10 @@ NAMES = 'HogWild', 'AGN', 'Synchronous-SGD', 'Local-SGD'
 
 
 @pytest.fixture
-def searched(toy, tmp_path, clock):  # noqa: F811
+def searched(tmp_path, clock):
     """A function that searches on a cluster; returns the search, and what was simulated."""
     def make(text, costs, goal=TARGET, seconds=60, names=NAMES):
-        space = Space(answers_of(toy, costs, tmp_path, text, names), costs, goal,
+        space = Space(answers_of(costs, tmp_path, text, names), costs, goal,
                       advise_cluster.Cluster(text).longer)
         invented = Invented(space.rows, clock, seconds)
         search = Search(space, invented, goal, seconds, JOBS)
@@ -603,7 +629,7 @@ def test_within_a_time(searched):
     assert alone == 100
 
 
-def test_who_stops_it_gets_what_there_is(toy, tmp_path, clock):  # noqa: F811
+def test_who_stops_it_gets_what_there_is(tmp_path, clock):
     class Stopped(Invented):
         def run(self, asked, then, until):
             super().run(asked[:8], then, until)
@@ -611,7 +637,7 @@ def test_who_stops_it_gets_what_there_is(toy, tmp_path, clock):  # noqa: F811
                 raise KeyboardInterrupt
 
     costs = costs_of()
-    space = Space(answers_of(toy, costs, tmp_path, FOUR, NAMES), costs, TARGET)
+    space = Space(answers_of(costs, tmp_path, FOUR, NAMES), costs, TARGET)
     stopped = Stopped(space.rows, clock)
     search = Search(space, stopped, TARGET, 60, JOBS)
     search.run()

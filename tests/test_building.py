@@ -15,6 +15,7 @@ from tfdist.model import building, model_file
 from tfdist.scheme import local_rules, seam
 from tfdist.training import checkpoints, evaluation
 
+from cases import briefly
 from conftest import load_program, ROOT
 from test_seam import defaults
 
@@ -181,6 +182,8 @@ def tied(batch, training):
     return error(tf.matmul(units, table, transpose_b=True), batch)
 
 
+BRIEF = [by_get_variable, by_keras, by_parts, by_weighted_ids, of_several_dtypes, with_regularizers,
+         with_batch_norm, with_a_moving_average, tied]
 MODELS = [by_get_variable, by_variable, by_layers_without_names, by_layers_with_names, by_keras,
           by_parts, by_columns, by_cells, by_weighted_ids, of_several_dtypes, with_regularizers,
           with_regularizers_in_the_loss, with_batch_norm, with_batch_norm_of_keras,
@@ -256,10 +259,8 @@ def expected(function):
 
 
 @pytest.mark.usefixtures('here')
-@pytest.mark.parametrize('folder', [
-    folder if folder == 'DOWNPOUR-Easy' else
-    pytest.param(folder, marks=pytest.mark.thorough) for folder in sorted(SERIAL)])
-@pytest.mark.parametrize('function', MODELS, ids=lambda function: function.__name__)
+@pytest.mark.parametrize('folder', briefly(sorted(SERIAL), ['DOWNPOUR-Easy']))
+@pytest.mark.parametrize('function', briefly(MODELS, BRIEF), ids=lambda function: function.__name__)
 def test_with_one_worker_it_is_plain_tensorflow(function, folder):
     losses, values = expected(function)
     scheme, _ = scheme_of(folder, a_model(function))
@@ -442,7 +443,7 @@ OTHERS = [  # of tests below
 @pytest.mark.usefixtures('here')
 @pytest.mark.parametrize('function, complaint', COMPLAINTS, ids=[
     function.__name__ for function, _ in COMPLAINTS])
-@pytest.mark.parametrize('folder', ['HogWild', pytest.param('AGN', marks=pytest.mark.thorough)])
+@pytest.mark.parametrize('folder', briefly(['HogWild', 'AGN'], ['HogWild']))
 def test_what_is_said_before_the_first_step(folder, function, complaint):
     KEPT.clear()
     with pytest.raises(SystemExit) as raised:
@@ -495,8 +496,9 @@ def test_too_few_batches_and_too_many(count, complaint):
 # Its own optimizer.
 
 @pytest.mark.usefixtures('here')
-@pytest.mark.parametrize('folder', ['HogWild', 'Synchronous-SGD', 'Ring-AllReduce',
-                                    'Distributed-Setup', 'Distributed-MNIST', 'Work-Queue'])
+@pytest.mark.parametrize('folder', briefly(
+    ['HogWild', 'Synchronous-SGD', 'Ring-AllReduce', 'Distributed-Setup', 'Distributed-MNIST',
+     'Work-Queue'], ['HogWild', 'Synchronous-SGD', 'Ring-AllReduce']))
 def test_the_optimizer_of_the_model(folder):
     """Momentum, with a gradient that is cut off, as in plain TensorFlow; slots on the ps."""
     class Clipped(tf.train.MomentumOptimizer):
@@ -530,9 +532,8 @@ def test_the_optimizer_of_the_model(folder):
 
 
 @pytest.mark.usefixtures('here')
-@pytest.mark.parametrize('folder', [
-    'Local-SGD', *(pytest.param(folder, marks=pytest.mark.thorough)
-                   for folder in ('DOWNPOUR-Easy', 'DynSGD'))])
+@pytest.mark.parametrize('folder', briefly(['Local-SGD', 'DOWNPOUR-Easy', 'DynSGD'],
+                                           ['Local-SGD']))
 @pytest.mark.parametrize('rule, optimizer', [
     (local_rules.Momentum, lambda rate: tf.train.MomentumOptimizer(rate, 0.9)),
     (local_rules.Adam, tf.train.AdamOptimizer)], ids=['Momentum', 'Adam'])
@@ -568,8 +569,9 @@ def test_a_local_rule_with_slots_is_not_for_tables():
 
 # Averages of the parameters.
 
-@pytest.mark.parametrize('folder', ['HogWild', 'Synchronous-SGD', 'Ring-AllReduce', 'DC-ASGD',
-                                    'Parameter-Placement'])
+@pytest.mark.parametrize('folder', briefly(
+    ['HogWild', 'Synchronous-SGD', 'Ring-AllReduce', 'DC-ASGD', 'Parameter-Placement'],
+    ['HogWild', 'Synchronous-SGD', 'Ring-AllReduce']))
 @pytest.mark.usefixtures('here')
 def test_the_test_uses_moving_averages(monkeypatch, folder):
     """They follow the variables, faster in the first steps; and a checkpoint has them."""
@@ -616,7 +618,7 @@ def test_a_table_has_no_average(monkeypatch):
 
 @pytest.mark.usefixtures('here')
 @pytest.mark.parametrize('function', [by_get_variable, by_parts, by_cells])
-@pytest.mark.parametrize('decay', [0.5, 0])
+@pytest.mark.parametrize('decay', briefly([0.5, 0], [0.5]))
 def test_a_checkpoint_is_tested_by_its_averages(monkeypatch, tmp_path, function, decay):
     """If it has any, and also in parts: who restores it sees what the chief's test sees."""
     model = a_model(function)
@@ -679,7 +681,7 @@ def test_the_test_uses_what_was_learnt():
 
 
 @pytest.mark.usefixtures('here')
-@pytest.mark.parametrize('folder', ['HogWild', 'AGN', 'AEASGD'])
+@pytest.mark.parametrize('folder', briefly(['HogWild', 'AGN', 'AEASGD'], ['HogWild']))
 def test_a_worker_of_several_moves_state_by_its_share(folder):
     """Whole changes of all, each from a value that was read before the others', would overshoot."""
     moved = {}

@@ -29,6 +29,8 @@ import report
 HERE = ROOT / 'Comparison'
 RESULTS = HERE / 'results'
 PAIR = 'AGN', 'Synchronous-SGD'
+# All programs are asked for their flags, which takes seconds: in one process of the tests, once.
+pytestmark = pytest.mark.xdist_group('asked')
 
 
 def finished(*lines, seconds):

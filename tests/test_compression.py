@@ -5,6 +5,7 @@ The toy problem: half squares around an optimum m, so that the gradient at x is 
 """
 
 import contextlib
+import itertools
 import types
 
 from absl import flags
@@ -15,6 +16,7 @@ import tensorflow.compat.v1 as tf
 from tfdist.scheme import compression, compressors, graphs, seam, tables
 from tfdist.scheme.toy import Problem
 
+from cases import briefly
 from conftest import load_program
 import test_asynchronous
 import test_check
@@ -32,9 +34,7 @@ BRIEF = 'HogWild', 'AGN', 'Synchronous-SGD', 'DiLoCo'  # those of `make test`
 
 def in_each_of(folders):
     """Returns a mark: a test in each of these folders, in `make test` in those that are BRIEF."""
-    return pytest.mark.parametrize('folder', [
-        folder if folder in BRIEF else pytest.param(folder, marks=pytest.mark.thorough)
-        for folder in folders])
+    return pytest.mark.parametrize('folder', briefly(folders, BRIEF))
 
 # How what is pushed is to the center's step: a gradient, a change, or a change the other way.
 UNITS = {**dict.fromkeys(['HogWild', 'SSP', 'Synchronous-SGD', 'SAGN'], test_seam.RATE),
@@ -156,7 +156,7 @@ def test_zeros_are_zeros(name):
         assert pushes.residual.tolist() == [0] * 5
 
 
-@pytest.mark.parametrize('bad', [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize('bad', briefly([np.nan, np.inf, -np.inf], [np.nan]))
 @pytest.mark.parametrize('name', NAMES)
 def test_what_is_not_finite_arrives_as_such(name, bad):
     """Or a run that diverges would not show it."""
@@ -221,7 +221,7 @@ def test_a_bare_sign_goes_the_wrong_way_without_feedback():
     assert fed.residual == -1
 
 
-@pytest.mark.parametrize('dtype', [tf.float32, tf.float64, tf.float16])
+@pytest.mark.parametrize('dtype', briefly([tf.float32, tf.float64, tf.float16], [tf.float16]))
 @pytest.mark.parametrize('name', NAMES)
 def test_all_that_was_sent_is_all_that_there_was_less_the_residual(name, dtype):
     random = np.random.RandomState(1)
@@ -358,7 +358,7 @@ def test_folders():
                                                                            'Ring-AllReduce'}
 
 
-@in_each_of(FOLDERS)
+@pytest.mark.parametrize('folder', briefly(FOLDERS, ['HogWild', 'DiLoCo']))
 def test_where_all_is_sent_it_is_the_plain_scheme_bit_for_bit(workers, folder):
     """At numbers that have to be rounded in each operation."""
     start = 0.1, [[1 / 3, -0.7, 5e-6], [1e6, 0.3, -1e-3]]
@@ -373,10 +373,10 @@ def test_where_all_is_sent_it_is_the_plain_scheme_bit_for_bit(workers, folder):
         assert np.array_equal(plain, plain)  # no NaN
 
 
-@pytest.mark.parametrize('name, folder', [
-    pytest.param(name, folder, marks=[] if folder == BRIEF[0] or (
-        folder in BRIEF and name == 'int8') else pytest.mark.thorough)
-    for name in ('bf16', 'int8', 'sign', 'topk:0.01') for folder in FOLDERS])
+@pytest.mark.parametrize('name, folder', briefly(
+    itertools.product(['bf16', 'int8', 'sign', 'topk:0.01'], FOLDERS),
+    lambda name, folder: (name, folder) == ('topk:0.01', 'HogWild')
+    or name == 'int8' and folder in BRIEF))
 def test_a_run_sends_as_many_bytes_as_computed(workers, folder, name):
     """Within 2 %: to the worker all parameters, to the ps what is left of them."""
     size, rows = 250000, 1000
@@ -448,8 +448,8 @@ def test_a_dropped_push_leaves_the_residual(workers):
 
 # One scheme plays many workers.
 
-@pytest.mark.parametrize('name', ['int8', pytest.param('topk:0.5', marks=pytest.mark.thorough)])
-@in_each_of(FOLDERS)
+@pytest.mark.parametrize('name', briefly(['int8', 'topk:0.5'], ['int8']))
+@pytest.mark.parametrize('folder', briefly(FOLDERS, ['HogWild', 'DiLoCo']))
 def test_parts_do_what_training_does(toy, player, folder, name):
     test_seam.test_parts_do_what_training_does(toy, player, folder, dict(compression=name))
 
@@ -500,7 +500,7 @@ def test_many_workers_one_by_one(player, folder):
         assert test_seam.flat(played.center()) == pytest.approx(rule.center, rel=1e-9, abs=1e-9)
 
 
-@pytest.mark.parametrize('needed', [5, 3])
+@pytest.mark.parametrize('needed', briefly([5, 3], [3]))
 @pytest.mark.parametrize('folder', ['Synchronous-SGD', 'Local-SGD', 'SAGN'])
 def test_many_workers_at_once(player, folder, needed):
     """In any order; who comes too late is dropped, and keeps its residual."""
@@ -584,7 +584,7 @@ def test_simulated_workers_at_a_barrier(simulated):
     assert {tuple(one.push_bytes()) for *_, one in toy.pushed} == {(12, 12)}
 
 
-@pytest.mark.parametrize('folder', BRIEF)
+@pytest.mark.parametrize('folder', briefly(BRIEF, ['HogWild', 'DiLoCo']))
 def test_simulated_links_carry_what_is_encoded(simulated, folder):
     """By bf16 6 bytes in place of 24: of three float64. The pull has these and the step, 32 bytes.
 

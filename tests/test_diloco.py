@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 from tfdist.scheme import graphs, recipe
 from tfdist.scheme.toy import Problem
 
+from cases import briefly
 import test_synchronous
 from test_synchronous import Call, join, together
 
@@ -26,7 +27,7 @@ def outer(learning_rate, momentum, form=NESTEROV, **changes):
     return dict(changes, outer_learning_rate=learning_rate, outer_momentum=momentum, outer=form)
 
 
-@pytest.mark.parametrize('ms, changes, centers', [
+@pytest.mark.parametrize('ms, changes, centers', briefly([
     # Local SGD.
     ((0, 4), outer(1, 0), [3.5, 2.375, 2.09375, 2.0234375]),
     ((0, 4), outer(1, 0, HEAVY_BALL), [3.5, 2.375, 2.09375, 2.0234375]),
@@ -48,7 +49,7 @@ def outer(learning_rate, momentum, form=NESTEROV, **changes):
      [5.6722902, 2.7426442, -0.19031529]),
     # Adam inside, and the mean.
     ((0, 4), ADAM, ADAM_CENTERS),
-], ids=str)
+], lambda ms, changes, centers: len(ms) < 3), ids=str)
 def test_worked_numbers(workers, ms, changes, centers):
     made = workers('DiLoCo', ms, steps=len(centers), **changes)
     # Adam's correction of the bias is float32, as in TensorFlow's optimizer.
@@ -80,7 +81,7 @@ def test_slowmo_waits_while_the_rate_is_0(workers):
     assert [together(made) for _ in range(2)] == [8, 3.5]
 
 
-@pytest.mark.parametrize('form', [NESTEROV, HEAVY_BALL])
+@pytest.mark.parametrize('form', briefly([NESTEROV, HEAVY_BALL], [NESTEROV]))
 def test_without_momentum_it_is_local_sgd_bit_for_bit(workers, form):
     """At numbers that have to be rounded in each operation."""
     start = 0.1, [[1 / 3, -0.7, 5e-6], [1e6, 0.3, -1e-3]]

@@ -22,6 +22,7 @@ import tensorflow.compat.v1 as tf
 
 from tfdist.scheme import recipe
 
+from cases import briefly
 from conftest import load_program
 from processes import BEGINS, DID, MEAN, RESUMES, STEP, Tasks, TEST, wait_until
 
@@ -35,6 +36,9 @@ def at_once(functions):
 
 
 SERVERS = dict(roles='any', implementation='servers')
+# Roles, and how many workers exchange at the same time.
+AT_ONCE = briefly([('any', 3), ('any', 4), ('bipartite', 4), ('any', 2)],
+                  lambda *each: each in (('any', 3), ('bipartite', 4)))
 
 
 class Gossip:
@@ -431,8 +435,7 @@ def test_a_port_that_is_in_use_or_too_high():
                 listener('worker 1', port)
 
 
-@pytest.mark.parametrize('roles, num_workers', [('any', 3), ('any', 4), ('bipartite', 4),
-                                                ('any', 2)])
+@pytest.mark.parametrize('roles, num_workers', AT_ONCE)
 def test_visits_at_once(visiting, roles, num_workers):
     """While all step: all come to an end, and the sum stays."""
     made = visiting([0] * num_workers, roles=roles, learning_rate=0.,
@@ -589,8 +592,7 @@ def test_any_exchanges_in_turn(gossip):
     assert before < 1
 
 
-@pytest.mark.parametrize('roles, num_workers', [('any', 3), ('any', 4), ('bipartite', 4),
-                                                ('any', 2)])
+@pytest.mark.parametrize('roles, num_workers', AT_ONCE)
 def test_exchanges_at_once(gossip, roles, num_workers):
     """From threads, 30 by each that starts them: all come to an end, and the sum stays."""
     made = gossip([0] * num_workers, roles=roles, start=[[0.] * 1000, [[0.] * 3] * 2])

@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 from tfdist.model import building
 from tfdist.training import evaluation
 
+from cases import briefly
 from conftest import load_program, ROOT
 import idioms
 import test_building
@@ -128,21 +129,19 @@ def compare(losses, values, expected_losses, expected_values):
 
 def in_folders(brief, thorough):
     """Returns a decorator: a test in each of these folders."""
-    return pytest.mark.parametrize('folder', [
-        *brief, *(pytest.param(folder, marks=pytest.mark.thorough) for folder in thorough)])
+    return pytest.mark.parametrize('folder', briefly([*brief, *thorough], brief))
 
 
 def is_brief(function, folder):
-    """Returns whether `make test` has this case."""
-    if folder == 'HogWild':
-        return function not in NEVER_BRIEF
-    return folder == 'DOWNPOUR-Easy' and function in BRIEF_IN_A_WINDOW
+    """Returns whether `make test` has this case: an idiom in a window, or by single steps."""
+    if function in BRIEF_IN_A_WINDOW:
+        return folder == 'DOWNPOUR-Easy'
+    return folder == 'HogWild' and function not in NEVER_BRIEF
 
 
-@pytest.mark.parametrize('function, folder', [
-    pytest.param(function, folder, id=f'{function.__name__}-{folder}',
-                 marks=[] if is_brief(function, folder) else pytest.mark.thorough)
-    for function in idioms.MODELS for folder in BRIEF + THOROUGH])
+@pytest.mark.parametrize('function, folder', briefly([
+    pytest.param(function, folder, id=f'{function.__name__}-{folder}')
+    for function in idioms.MODELS for folder in BRIEF + THOROUGH], is_brief))
 def test_an_idiom_is_trained_as_in_plain_tensorflow(function, folder):
     scheme, _ = scheme_in(folder, a_model(function))
     losses, values, *_ = run(scheme, window_of(folder))
@@ -165,10 +164,9 @@ IN_A_TEST = {idioms.averages_of_the_variables, idioms.state_by_variable, idioms.
              idioms.keras_functional}  # is other than in training
 
 
-@pytest.mark.parametrize('function', [
-    function if function in IN_A_TEST else pytest.param(function, marks=pytest.mark.thorough)
-    for function in idioms.MODELS if function is not idioms.by_a_known_batch_size],
-    ids=lambda function: function.__name__)
+@pytest.mark.parametrize('function', briefly(
+    [function for function in idioms.MODELS if function is not idioms.by_a_known_batch_size],
+    IN_A_TEST), ids=lambda function: function.__name__)
 def test_an_idiom_is_tested_as_in_plain_tensorflow(function):
     """On all examples at once, in inference mode."""
     model = a_model(function)

@@ -13,6 +13,7 @@ import beside
 from conftest import ROOT
 import measure
 
+pytestmark = pytest.mark.xdist_group('asked')  # as in test_comparison.py
 README = """# AGN
 
 The first table:

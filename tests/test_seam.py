@@ -21,6 +21,7 @@ from tfdist.scheme import seam
 from tfdist.scheme.seam import feed
 from tfdist.scheme.toy import Problem
 
+from cases import briefly
 from conftest import load_program
 import schemes
 
@@ -54,9 +55,7 @@ RATE = 0.25
 
 def of_each_kind(cases):
     """Returns cases, of which those are thorough that are not of KINDS with its own defaults."""
-    return [case if case.values[0] in KINDS and not case.values[1]
-            else pytest.param(*case.values, id=case.id, marks=pytest.mark.thorough)
-            for case in cases]
+    return briefly(cases, lambda name, different: name in KINDS and not different)
 
 
 def defaults(folder, **changes):
@@ -247,7 +246,7 @@ def in_turn(functions):
     return [function() for function in functions]
 
 
-@pytest.mark.parametrize('folder, changes', CASES)
+@pytest.mark.parametrize('folder, changes', of_each_kind(CASES))
 def test_parts_do_what_training_does(toy, player, folder, changes):
     """Two workers of different data, three rounds: figures, center, and what each one keeps.
 
@@ -287,7 +286,7 @@ def needed(fetches, fed):
     return found
 
 
-@pytest.mark.parametrize('folder, changes', CASES)
+@pytest.mark.parametrize('folder, changes', of_each_kind(CASES))
 def test_each_part_does_its_own(player, folder, changes):
     """Pushing computes nothing, and computing changes nothing but what is the worker's own.
 
@@ -317,7 +316,7 @@ def test_each_part_does_its_own(player, folder, changes):
     assert session.run(played.state[0]) == 1 and played.state[0].op.name == 'global_step'
 
 
-@pytest.mark.parametrize('folder, changes', CASES)
+@pytest.mark.parametrize('folder, changes', of_each_kind(CASES))
 def test_staleness_comes_out_as_driven(player, folder, changes):
     played = player(folder, [0., 0., 0.], **changes)
     if is_together(played.scheme):
@@ -526,7 +525,7 @@ def test_one_by_one(player, folder, changes):
     assert abs(rule.center - flat(START)).min() > 0.01
 
 
-@pytest.mark.parametrize('needed', [8, 6])
+@pytest.mark.parametrize('needed', briefly([8, 6], [6]))
 @pytest.mark.parametrize('folder, changes', AT_ONCE)
 def test_all_at_once(player, folder, changes, needed):
     """Eight workers push in any order, and enough complete a step; who comes later is dropped."""
@@ -568,7 +567,7 @@ def test_a_ring_of_many(player, implementation):
         assert flat(played.center()) == pytest.approx(rule.center, rel=1e-9, abs=1e-9)
 
 
-@pytest.mark.parametrize('folder, changes', AT_ONCE)
+@pytest.mark.parametrize('folder, changes', of_each_kind(AT_ONCE))
 def test_two_schemes_in_one_graph(player, folder, changes):
     """Each is a worker, with runs and stamps of its own."""
     ms = 0., 4.
@@ -694,7 +693,7 @@ def test_dtypes(player, folder, changes):
         assert np.ravel(value) == pytest.approx(numbers, rel=max(tolerances[dtype], rule.tolerance))
 
 
-@pytest.mark.parametrize('folder', FOLDERS)
+@pytest.mark.parametrize('folder', briefly(FOLDERS, KINDS))
 def test_an_integer_that_is_trained(folder, monkeypatch):
     """The program says so before it trains, in one line."""
     program = load_program(folder)

@@ -13,6 +13,7 @@ from tfdist.scheme import schedule
 from tfdist.scheme.toy import Problem
 from tfdist.start.quiet import tf
 
+from cases import briefly
 import description
 import gathering
 import parts
@@ -43,6 +44,9 @@ KINDS = [
     ('DiLoCo', FRAGMENTS, BACK), ('DiLoCo', dict(FRAGMENTS, compression='int8'), BACK),
     ('Ring-AllReduce', {}, STRAGGLERS), ('Ring-AllReduce', dict(compression='int8'), STRAGGLERS)]
 NAMES = ['-'.join([folder, *map(str, changes.values())]) for folder, changes, _ in KINDS]
+# Of each number of local steps and exchanges in a round, and of all that a worker keeps.
+BRIEF = {'DC-ASGD-adaptive-0.125', 'DOWNPOUR-2-3', 'AEASGD', 'SSP-1', 'Synchronous-SGD-3',
+         'Local-SGD-topk:0.5', 'DiLoCo-4-2-1-0.5-int8', 'Ring-AllReduce'}
 
 
 @pytest.fixture
@@ -82,7 +86,8 @@ def what_came_of(one):
             if kept and kept.places else None)
 
 
-@pytest.mark.parametrize('folder, changes, said', KINDS, ids=NAMES)
+@pytest.mark.parametrize('folder, changes, said', briefly(
+    KINDS, lambda *case: NAMES[KINDS.index(case)] in BRIEF), ids=NAMES)
 def test_gathered_and_one_by_one(toy, monkeypatch, three, folder, changes, said):
     """With stragglers, deaths and returns."""
     steps = 12 if 'Sync' in folder or folder in ('SAGN', 'Local-SGD', 'DiLoCo',

@@ -17,6 +17,7 @@ from tfdist.model import building, model_file
 from tfdist.scheme import seam, warmup
 from tfdist.scheme.toy import Problem
 
+from cases import briefly
 from conftest import load_program
 
 HPARAMS = {
@@ -27,6 +28,7 @@ HPARAMS = {
     'DiLoCo': dict(communication_window=2, inner='sgd', inner_weight_decay=0., outer='nesterov',
                    outer_learning_rate=1., outer_momentum=0.5),
 }
+BRIEF = 'Synchronous-SGD', 'DiLoCo'  # of gradients, and of changes in windows
 BLOCKED = 0.5  # seconds; a step takes a hundredth of that
 
 
@@ -134,9 +136,7 @@ def test_alone(workers, folder, centers):
     assert [together(made) for _ in centers] == centers
 
 
-@pytest.mark.parametrize('folder', [
-    folder if folder in ('Synchronous-SGD', 'DiLoCo') else
-    pytest.param(folder, marks=pytest.mark.thorough) for folder in HPARAMS])
+@pytest.mark.parametrize('folder', briefly(HPARAMS, BRIEF))
 def test_the_barrier_holds_from_the_first_step(workers, folder):
     first, second = workers(folder, steps=3)
     for step in range(1, 4):
@@ -148,7 +148,7 @@ def test_the_barrier_holds_from_the_first_step(workers, folder):
         assert tokens(first) == 0 and accumulated(first) == 0
 
 
-@pytest.mark.parametrize('folder', HPARAMS)
+@pytest.mark.parametrize('folder', briefly(HPARAMS, BRIEF))
 def test_everybody_pulls_the_new_center_after_the_barrier(workers, folder):
     """Bit for bit, in each of 50 steps."""
     made = workers(folder, steps=50, learning_rate=1 / 64)
@@ -274,7 +274,7 @@ def test_a_run_of_an_earlier_life_takes_no_token(workers):
     assert together(made) == 3.5
 
 
-@pytest.mark.parametrize('folder', HPARAMS)
+@pytest.mark.parametrize('folder', briefly(HPARAMS, BRIEF))
 def test_variables_of_any_shape_on_several_ps(workers, folder):
     made = workers(folder, steps=2, start=[8., [[8., 8., 8.], [8., 8., 8.]], [8.]], num_ps=2)
     expected = [together(made) for _ in range(2)][-1]
@@ -284,9 +284,9 @@ def test_variables_of_any_shape_on_several_ps(workers, folder):
     assert len({variable.device for variable in made[0].variables}) == 2
 
 
-@pytest.mark.parametrize('folder, window', [
+@pytest.mark.parametrize('folder, window', briefly([
     ('Synchronous-SGD', 1), ('Synchronous-SGD-different-learning-rates', 1), ('SAGN', 2),
-    ('Local-SGD', 2), ('DiLoCo', 2)])
+    ('Local-SGD', 2), ('DiLoCo', 2)], BRIEF))
 def test_a_run_moves_the_parameters_once_in_each_direction(workers, folder, window):
     """However long the window. Within 1 % and the few bytes of counters."""
     size = 250000
@@ -531,7 +531,7 @@ def test_a_rate_too_many(workers):
         workers('Synchronous-SGD-different-learning-rates', learning_rates=['1', '2', '3'])
 
 
-@pytest.mark.parametrize('folder', HPARAMS)
+@pytest.mark.parametrize('folder', briefly(HPARAMS, BRIEF))
 def test_more_pushes_than_workers(workers, folder):
     with pytest.raises(SystemExit, match='^--replicas_to_aggregate=3, but there are 2 workers: no'):
         workers(folder, replicas_to_aggregate=3)

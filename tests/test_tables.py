@@ -13,6 +13,7 @@ from tfdist.data import batches
 from tfdist.model import building, model_file
 from tfdist.scheme import seam, tables
 
+from cases import briefly
 from conftest import load_program
 from test_seam import at_once, CASES, defaults, in_turn, is_together, of_each_kind
 
@@ -20,6 +21,7 @@ ROWS, DIMENSION, BATCH = 7, 2, 4
 WHOLE = ['AEASGD', 'AEAMSGD', 'DiLoCo', 'Ring-AllReduce']  # in these each worker has all
 KEPT = [case for case in CASES
         if case.values[0] not in WHOLE and 'aggregate' not in case.values[1]]
+BRIEF = 'AGN', 'DOWNPOUR', 'HogWild', 'SSP', 'Synchronous-SGD'
 
 
 def loss_and_metrics(batch, training, parts=1):
@@ -124,7 +126,7 @@ def trained(monkeypatch):
 @pytest.mark.parametrize('num_workers, parts, num_rows', [
     pytest.param(1, 1, ROWS, marks=pytest.mark.thorough), (2, 3, ROWS),
     pytest.param(2, 3, 2, id='nothing of a part', marks=pytest.mark.thorough)])
-@pytest.mark.parametrize('folder, changes', of_each_kind(KEPT))
+@pytest.mark.parametrize('folder, changes', briefly(KEPT, BRIEF))
 def test_rows_are_trained_as_if_the_table_were_dense(trained, monkeypatch, folder, changes,
                                                      num_workers, parts, num_rows):
     def load(folder, load_program=load_program):
@@ -177,7 +179,7 @@ def test_rows_that_nobody_asks_for_are_left_alone(trained, folder, changes):
     assert (now[5:] == first[5:]).all() and (now[:5] != first[:5]).any(axis=1).all()
 
 
-@pytest.mark.parametrize('folder, changes', KEPT)
+@pytest.mark.parametrize('folder, changes', of_each_kind(KEPT))
 def test_nobody_reads_a_table_as_a_whole(trained, folder, changes):
     """Nor writes it: of all ops on its handle there are only those on rows."""
     both = trained(folder, 2, changes, True)
@@ -193,7 +195,7 @@ def needed(train_op):
     return building.inventory.graphs.ancestors(train_op.values())
 
 
-@pytest.mark.parametrize('folder, changes', of_each_kind(KEPT))
+@pytest.mark.parametrize('folder, changes', briefly(KEPT, BRIEF))
 def test_parts_with_the_batch_fed(trained, folder, changes):
     """Who plays a scheme part by part feeds the batch that it pulled for, and gets the same."""
     whole, played = [trained(folder, 1, changes, True) for _ in range(2)]
