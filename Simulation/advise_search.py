@@ -41,6 +41,7 @@ _UNTIL = .65, .9  # shares of the time after which only other seeds are simulate
 _FAR = 2  # times the time of the best: where others are given up
 _AT_A_TIME = 10  # settings that are tried before the best ones are looked at again
 BEST = 5  # how many are answered
+_FEW = 2  # how many are simulated in a rung, at least, as long as none comes to the target
 _TESTS = 25  # of a simulation as long as it is not known how long one process takes
 _FEWEST, _MOST = 10, 50  # tests in the time of one process to the target
 _LEADERS, _LIKE_IT = 3, 2  # of so many schemes, so many settings like the best one are tried next
@@ -441,7 +442,8 @@ class Search:
         for number, rung in enumerate(RUNGS):
             over += rung.share
             self._set_horizon()
-            left = self._affordable(self._not_there(trials), rung)
+            few = number and self._goal.target and not self._is_there()
+            left = self._affordable(self._not_there(trials), rung, _FEW if few else BEST)
             if number:  # as far as the others
                 left += self._not_there(filter(None, [self._of_one()]))
             if not left:
@@ -499,15 +501,25 @@ class Search:
         return [trial for trial in trials
                 if trial not in self.found or self.worth(trial)[0] or self._goal.within]
 
-    def _affordable(self, trials, rung):
-        """Returns the first ones of a list of trials, as many as a rung has time for."""
+    def _is_there(self):
+        """Returns whether any trial but those of one process has come to the target."""
+        return any(trial.config != ONE and not self.worth(trial)[0] for trial in self.found)
+
+    def _affordable(self, trials, rung, least=BEST):
+        """Returns the first ones of a list of trials, as many as a rung has time for.
+
+        Args:
+          trials: list of `Trial`.
+          rung: `Rung`.
+          least: int, how many at least; these get less than a rung wants if there is no time.
+        """
         each = self._fixed + self._cost * min(rung.steps * self._needed,
-                                              self._afford(rung.share, BEST))
+                                              self._afford(rung.share, least))
         left, begun, found = rung.share * self._seconds, set(), []
         for trial in trials:
             left -= each + _PROCESS * (trial.config.scheme not in begun)
             begun.add(trial.config.scheme)
-            if left < 0 and len(found) >= BEST:
+            if left < 0 and len(found) >= least:
                 break
             found.append(trial)
         return found

@@ -58,7 +58,8 @@ def sentences(answer, looked_at, ruled_out, simulated):
     """
     best, alone = answer.best, answer.of(ALONE)
     other = next((entry for entry in answer.entries if entry['scheme'] != ALONE), None)
-    return [_choice(answer, best), _pays(answer, best, alone, other), _limits(answer.helps, other),
+    return [_choice(answer, best, other), _pays(answer, best, alone, other),
+            _limits(answer.helps, other),
             _what_helps(answer.helps, other), _method(answer, looked_at, ruled_out, simulated)]
 
 
@@ -73,8 +74,16 @@ def _reach(answer, entry):
             f'{in_time(answer.then or entry["simulated_seconds"])}')
 
 
-def _choice(answer, best):
+def _is_cut_short(best, other):
+    """Returns whether another entry was simulated for less time than the best one takes."""
+    return bool(best['seconds'] and not other['seconds'] and not other['reached']
+                and other['simulated_seconds'] < best['seconds'])
+
+
+def _choice(answer, best, other):
     begin = 'Stay on one machine' if best['scheme'] == ALONE else 'Distribute it'
+    if best['scheme'] == ALONE and other and _is_cut_short(best, other):
+        begin = 'As far as there was time to see, stay on one machine'
     return f'{begin}: {settings(best)} reaches {_reach(answer, best)}.'
 
 
@@ -89,6 +98,10 @@ def _pays(answer, best, alone, other):
             return (f'It pays: one process takes {in_time(alone["seconds"])}, '
                     f'{alone["seconds"] / best["seconds"]:.2g} times as long.')
         return f'It pays: one process reaches {_reach(answer, alone)}.'
+    if _is_cut_short(best, other):
+        return ('Whether it pays to distribute it is not known: there was no time to simulate the '
+                f'best of the others, {settings(other)}, for as long as one process takes; it '
+                f'reaches {_reach(answer, other)}. More --minutes tell more.')
     if not (other['seconds'] and best['seconds']):
         return (f'To distribute it does not pay: the best of the others, {settings(other)}, '
                 f'reaches {_reach(answer, other)}.')

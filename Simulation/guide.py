@@ -94,10 +94,10 @@ def _cell(its):
     """Returns the cell of a pair, from what `_of` returns."""
     if not its:
         return ''
-    its = [row for row in its if row['seconds']]
-    if not its:
+    there = [row for row in its if row['seconds']]
+    if not there:
         return 'none comes there in the time simulated'
-    first, *others = its
+    first, *others = there
     parts = [_link(first, '')]
     if first['scheme'] != ALONE:
         parts.append(f'{first["workers"]} workers')
@@ -112,6 +112,8 @@ def _cell(its):
         text += f'; one process: {_seconds(alone)}'
     elif first['scheme'] == ALONE and others:
         text += f'; the next: {_link(others[0], "")}, {_seconds(others[0])}'
+    elif first['scheme'] == ALONE and len(its) > 1:
+        text += '; none of the others comes there in the time simulated'
     return text
 
 

@@ -346,7 +346,7 @@ class Invented:
     """
 
     needed, best = 400, 1
-    besides = 1.  # seconds that a simulation takes beside its local steps
+    besides, step = 1., 1e-3  # seconds that a simulation takes, and each of its local steps
 
     def __init__(self, rates, clock, seconds=100):
         self._rates, self._clock, self.asked, self.left_out = rates, clock, [], {}
@@ -361,7 +361,7 @@ class Invented:
                 return
             self.asked.append((trial, flags))
             steps = int(flags['local_steps'])
-            self._clock.now += (self.besides + 1e-3 * steps) / JOBS
+            self._clock.now += (self.besides + self.step * steps) / JOBS
             needed = self.needed * 2 ** abs(trial.exponent - self.best)
             rate = self._rates[trial.config]['rate']
             reached = steps >= needed
@@ -564,6 +564,16 @@ def test_it_searches_while_there_is_time(searched, clock):
         number[seconds] = sum(flags['seed'] == '1' for _, flags in invented.asked)
         assert number[seconds] < len(invented.asked) and not search.is_stopped
     assert number[20] < number[40] < number[80]
+
+
+def test_with_a_heavy_model_few_are_simulated_to_the_target(searched, monkeypatch):
+    """And not many for so short that none comes there."""
+    monkeypatch.setattr(Invented, 'step', 0.1)
+    search, _ = searched('5 hosts, 1 core, 1Gbit, 1ms', costs_of(
+        one_process=0.1, step_1_thread=0.1), seconds=300)
+    first, *others = search.ranked()
+    assert first.config.scheme != ALONE and search.worth(first)[0] == 0
+    assert sum(search.worth(trial)[0] == 1 for trial in others) > len(others) / 2
 
 
 def test_each_scheme_gets_its_best_step_size(searched, monkeypatch):
@@ -785,7 +795,7 @@ def entry_of(scheme, seconds, **values):
     return dict({'scheme': scheme, 'seconds': seconds, 'from': seconds, 'to': seconds,
                  'accuracy': 0.9, 'loss': 0.1, 'simulated_seconds': 10., 'step_size': 0.1,
                  'workers': 2, 'ps': 1, 'window': 1, 'limited_by': 'computing', 'computes': 0.8,
-                 'waits': 0., 'seeds': 1}, **values)
+                 'waits': 0., 'seeds': 1, 'reached': None}, **values)
 
 
 def test_settings_are_compared_after_the_same_time():
@@ -825,6 +835,20 @@ def test_cores_that_are_busy_and_would_not_help():
     assert 'all its processes share' in said_of(entry, helps={'twice the cores': 1.5})[2]
     assert said_of(entry, helps={'twice the cores': 1.01})[2].startswith(
         'What holds AGN up: nothing but computing: its 2 workers keep the cores busy')
+
+
+def test_where_there_was_no_time_to_see():
+    """Else a model whose simulations take long would stay on one machine for that alone."""
+    alone = entry_of(ALONE, 10.)
+    said = said_of(alone, entry_of('AGN', None, accuracy=0.8, simulated_seconds=4.))
+    assert said[0].startswith('As far as there was time to see, stay on one machine: one process ')
+    assert said[1].startswith('Whether it pays to distribute it is not known: there was no time ')
+    assert said[1].endswith('it reaches an accuracy of 0.800 in 4 s. More --minutes tell more.')
+    said = said_of(alone, entry_of('AGN', None, simulated_seconds=12.))
+    assert said[0].startswith('Stay on one machine: one process ')
+    assert said[1].startswith('To distribute it does not pay: ')
+    some_seeds = entry_of('AGN', None, simulated_seconds=4., reached=1)
+    assert said_of(alone, some_seeds)[1].startswith('To distribute it does not pay: ')
 
 
 def test_where_one_process_came_to_nothing():

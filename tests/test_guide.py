@@ -31,6 +31,9 @@ def test_what_stands_in_the_table():
                          'soon: [Synchronous-SGD](Synchronous-SGD/); one process: 6 s |')
     assert office.endswith('| one process: 6 s; the next: [AGN](AGN/), 6.2 s |')
     assert sites.endswith('| none comes there in the time simulated |')
+    alone = dict(ROWS[2], rank='0', cluster='sites')
+    assert guide.table([*ROWS[:-1], alone, dict(ROWS[-1], rank='1')]).endswith(
+        '| one process: 6 s; none of the others comes there in the time simulated |')
     window = dict(ROWS[3], rank='0', cluster='sites', window='20')
     assert '[AGN](AGN/), 8 workers, window 20: 9 s |' in guide.table(ROWS[:-1] + [window])
     assert guide.table(ROWS[:-1]).endswith('50 ms |  |'), 'not asked yet'
