@@ -42,6 +42,7 @@ _FAR = 2  # times the time of the best: where others are given up
 _AT_A_TIME = 10  # settings that are tried before the best ones are looked at again
 BEST = 5  # how many are answered
 _FEW = 2  # how many are simulated in a rung, at least, as long as none comes to the target
+_MANY = 8  # workers: more of them together make more local steps until they tell as much
 _TESTS = 25  # of a simulation as long as it is not known how long one process takes
 _FEWEST, _MOST = 10, 50  # tests in the time of one process to the target
 _LEADERS, _LIKE_IT = 3, 2  # of so many schemes, so many settings like the best one are tried next
@@ -426,11 +427,14 @@ class Search:
     def _affordable_first(self, scheme):
         """Returns as `Space.in_order`: first those with which there is time to see where they end.
 
-        A worker of many makes as many local steps as one process, or some times less.
+        A worker of several makes as many local steps as one process, or some times less. Of many
+        workers a few simulations have to come to the end of the last rung.
         """
-        steps = self._afford(RUNGS[0].share, BEST)
-        return self._space.in_order(
-            scheme, lambda config: config.workers * self._needed <= OPTIMISM * steps)
+        steps, last = self._afford(RUNGS[0].share, BEST), RUNGS[-1]
+        most = self._afford(last.share, _FEW)
+        return self._space.in_order(scheme, lambda config: (
+            config.workers * self._needed <= OPTIMISM * steps
+            and (config.workers <= _MANY or self._enough(config, last) <= most)))
 
     def _halve(self):
         """Simulates what is in RUNGS; returns trials that may be next, the likeliest first."""
@@ -459,12 +463,12 @@ class Search:
 
     def _lengths(self, trials, rung):
         """Returns how many local steps trials are simulated for in a rung, a dict of floats."""
-        horizon, most = self._horizon * rung.horizon * self._longer, rung.steps * self._needed
         # Whoever is much later is of no interest.
-        horizon = min(horizon, _FAR * self._soonest() * self._longer)
+        horizon = self._longer * min(self._horizon * rung.horizon, _FAR * self._soonest())
+        wanted = {trial: min(self._space.rate(trial.config) * horizon,
+                             self._enough(trial.config, rung)) for trial in trials}
         if self._goal.within:
-            horizon, most = self._goal.within, math.inf
-        wanted = {trial: min(self._space.rate(trial.config) * horizon, most) for trial in trials}
+            wanted = {trial: self._space.rate(trial.config) * self._goal.within for trial in trials}
         # Where there is no time for all of that, all get the same share of it.
         share = min(1, self._afford(rung.share, len(wanted)) * len(wanted)
                     / sum(wanted.values()))
@@ -501,6 +505,10 @@ class Search:
         return [trial for trial in trials
                 if trial not in self.found or self.worth(trial)[0] or self._goal.within]
 
+    def _enough(self, config, rung):
+        """Returns after how many local steps of a `Config` a rung ends at the latest, a float."""
+        return rung.steps * self._needed * max(1, config.workers / _MANY)
+
     def _is_there(self):
         """Returns whether any trial but those of one process has come to the target."""
         return any(trial.config != ONE and not self.worth(trial)[0] for trial in self.found)
@@ -513,11 +521,11 @@ class Search:
           rung: `Rung`.
           least: int, how many at least; these get less than a rung wants if there is no time.
         """
-        each = self._fixed + self._cost * min(rung.steps * self._needed,
-                                              self._afford(rung.share, least))
+        most = self._afford(rung.share, least)
         left, begun, found = rung.share * self._seconds, set(), []
         for trial in trials:
-            left -= each + _PROCESS * (trial.config.scheme not in begun)
+            left -= self._fixed + self._cost * min(self._enough(trial.config, rung), most)
+            left -= _PROCESS * (trial.config.scheme not in begun)
             begun.add(trial.config.scheme)
             if left < 0 and len(found) >= least:
                 break

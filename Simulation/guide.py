@@ -4,8 +4,9 @@
     bash run.sh --guide --only=mnist         about one model; --only=mnist/sites: about one pair
     bash run.sh --guide --draw               writes the pages again from results/guide.csv
 
-It measures each model for a minute, which wants a quiet machine, and searches for --minutes on each
-cluster. results/guide.csv keeps what the advisor said; a pair that is there is not asked about.
+It measures each model for a minute, which wants a quiet machine, and searches on each cluster for
+the minutes of the model: more for one whose local steps take long to simulate. results/guide.csv
+keeps what the advisor said; a pair that is there is not asked about.
 """
 
 import argparse
@@ -23,14 +24,13 @@ import experiments
 
 ROOT, TABLE = experiments.HERE.parent, experiments.HERE / 'results' / 'guide.csv'
 PAGES = {'README.md': 'guide', 'docs/schemes.md': 'first'}
-_MINUTES = 5
 _ALIKE = 1.1  # times the least seconds: as good as the first
 
-Model = collections.namedtuple('Model', 'flags target words')
+Model = collections.namedtuple('Model', 'flags target minutes words')
 MODELS = collections.OrderedDict([
-    ('digits', Model([], 0.95, 'a small network')),
-    ('mnist', Model(['--model=mnist'], 0.94, 'an MLP')),
-    ('resnet', Model(['--model=resnet'], 0.9, 'a small ResNet'))])
+    ('digits', Model([], 0.95, 5, 'a small network')),
+    ('mnist', Model(['--model=mnist'], 0.94, 5, 'an MLP')),
+    ('resnet', Model(['--model=resnet'], 0.9, 10, 'a small ResNet'))])
 Place = collections.namedtuple('Place', 'cluster words')
 CLUSTERS = collections.OrderedDict([
     ('rack', Place('9 hosts, 4 cores, 10Gbit, 0.1ms', '9 hosts in a rack: 10 Gbit/s, 0.1 ms there '
@@ -157,11 +157,11 @@ def _options(arguments):
                                      allow_abbrev=False)
     parser.add_argument('--guide', action='store_true', help='this program; give it first')
     parser.add_argument('--only', metavar='MODEL[/CLUSTER][,...]', help='only these pairs')
-    parser.add_argument('--minutes', type=float, default=_MINUTES, metavar='N',
-                        help=f'for each search (default: {_MINUTES})')
+    parser.add_argument('--minutes', type=float, metavar='N',
+                        help='for each search, in place of the minutes of its model')
     parser.add_argument('--draw', action='store_true', help='ask nothing')
     options = parser.parse_args(arguments)
-    if not options.minutes > 0:
+    if options.minutes is not None and not options.minutes > 0:
         sys.exit(f'--minutes={options.minutes:g}: it has to be above 0.')
     every = [(model, cluster) for model in MODELS for cluster in CLUSTERS]
     names = options.only.split(',') if options.only else list(MODELS)
@@ -186,8 +186,9 @@ def main(arguments):
     asked = [pair for pair in options.pairs if pair not in there] * (not options.draw)
     advisor = advised.Advisor(pathlib.Path(advise.RESULTS) / 'guide', say)
     for number, pair in enumerate(asked, 1):
-        say(f'{"/".join(pair)}, {number} of {len(asked)}: searches for {options.minutes:g} minutes')
-        rows += ask(advisor, *pair, options.minutes)
+        minutes = options.minutes or MODELS[pair[0]].minutes
+        say(f'{"/".join(pair)}, {number} of {len(asked)}: searches for {minutes:g} minutes')
+        rows += ask(advisor, *pair, minutes)
         write(TABLE, COLUMNS, rows)
     if not rows:
         sys.exit(f'{TABLE}: there is nothing to publish; without --draw the advisor is asked.')

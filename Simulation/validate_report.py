@@ -132,8 +132,9 @@ def summary(rows):
         number, middle, most, _, naive_middle, naive_most, _ = _errors(found)
         parts.append(readmes.paragraph(
             f'With {number} of the cases no cost was measured. In these the simulated steps/s are '
-            f'off by {middle} in the median and by {most} at most; those of the naive model, one '
-            f'line, by {naive_middle} and by {naive_most}.'))
+            f'off by {middle} in the median and by {most} at most. The naive model, which is one '
+            f'line of arithmetic, is off by {naive_middle} in the median and by {naive_most} at '
+            'most.'))
         by_group = {title: [each for each in found
                             if validate_cases.group_of(each.case) == group]
                     for group, title in GROUPS.items()}

@@ -31,7 +31,7 @@ from advise_costs import Costs, Figure
 import advise_folders
 import advise_measure
 import advise_search
-from advise_search import ALONE, Config, Goal, ONE, Search, Space, Trial
+from advise_search import ALONE, Config, Goal, ONE, RUNGS, Search, Space, Trial
 import advise_simulations
 import advise_steps
 import advise_words
@@ -731,6 +731,18 @@ def test_workers_for_whom_there_is_no_time_come_last(searched):
     found = [config.workers for config in search._affordable_first('HogWild')]
     assert found[0] < most and sorted(found) == sorted(
         config.workers for config in search._space.rows if config.scheme == 'HogWild')
+
+
+def test_many_workers_are_simulated_for_longer(searched):
+    """As long as each made a step or two, they would look worse than they are."""
+    search, _ = searched('33 hosts, 1 core, 10Gbit, 0.1ms', costs_of(), seconds=600)
+    rung = RUNGS[-1]
+    assert [search._enough(Config('HogWild', 1, workers, 1), rung) for workers in (2, 8, 32)] == [
+        rung.steps * search._needed * times for times in (1, 1, 4)]
+    search._needed = search._afford(rung.share, advise_search._FEW) / rung.steps / 4
+    assert search._affordable_first('HogWild')[0].workers == 32
+    search._needed *= 1.01  # now few of 32 workers could come to the end of the last rung
+    assert search._affordable_first('HogWild')[0].workers < 32
 
 
 def test_within_a_time_all_that_counts_is_the_accuracy(searched, monkeypatch):

@@ -181,8 +181,9 @@ def test_the_summary_counts_nothing_that_was_fitted():
     text = report.summary(FOUND)
     said = ' '.join(text.split())
     assert said.startswith('With 2 of the cases no cost was measured. In these the simulated '
-                           'steps/s are off by 17 % in the median and by 24 % at most; those of '
-                           'the naive model, one line, by 38 % and by 57 %.')
+                           'steps/s are off by 17 % in the median and by 24 % at most. The naive '
+                           'model, which is one line of arithmetic, is off by 38 % in the median '
+                           'and by 57 % at most.')
     assert '| up to 8 workers on this machine | 1 | 24 % | 24 % | 0 | 19 % | 19 % | 1 |' in said
     assert '| 16 and 32 workers that sleep | 1 | 10 % | 10 % | 1 | 57 % | 57 % | 0 |' in said
     assert 'links with a rate' not in said
