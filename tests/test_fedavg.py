@@ -838,17 +838,17 @@ def test_what_a_model_has_to_give():
         clients.of_model(model, hparams)
 
 
-@pytest.mark.parametrize('flags, least', briefly(
-    [([], 0.95), (['--classes_per_client=2'], 0.9)], lambda flags, least: not flags))
-def test_a_run(programs, flags, least):
-    run = programs.run_sh(FOLDER, '--clients=100', '--fraction=0.1', '--train_steps=300', *flags,
-                          WORKERS=2)  # some seconds, and it tests once a second
+@pytest.mark.parametrize('flags, rounds, least', briefly(
+    [([], 100, 0.9), (['--classes_per_client=2'], 300, 0.9)], lambda flags, *_: not flags))
+def test_a_run(programs, flags, rounds, least):
+    run = programs.run_sh(FOLDER, '--clients=100', '--fraction=0.1', f'--train_steps={rounds}',
+                          *flags, WORKERS=2)  # some seconds, and it tests once a second
     run.ends_well()
     assert not run.left()
     assert float(run.wait_for(TEST)['accuracy']) >= least
-    assert int(run.wait_for(TEST)['step']) == 300
+    assert int(run.wait_for(TEST)['step']) == rounds
     steps = sum(int(match['local_steps']) for match in run.matches(DID))
-    assert (steps == 300 * 10 * 15) == (not flags), 'with classes some have more, some have fewer'
+    assert (steps == rounds * 10 * 15) == (not flags), 'with classes some have more, some fewer'
     assert run.matches(TESTED)
 
 
