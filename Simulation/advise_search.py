@@ -464,11 +464,12 @@ class Search:
     def _lengths(self, trials, rung):
         """Returns how many local steps trials are simulated for in a rung, a dict of floats."""
         # Whoever is much later is of no interest.
-        horizon = self._longer * min(self._horizon * rung.horizon, _FAR * self._soonest())
-        wanted = {trial: min(self._space.rate(trial.config) * horizon,
-                             self._enough(trial.config, rung)) for trial in trials}
-        if self._goal.within:
-            wanted = {trial: self._space.rate(trial.config) * self._goal.within for trial in trials}
+        horizon = self._goal.within or self._longer * min(
+            self._horizon * rung.horizon, _FAR * self._soonest())
+        wanted = {trial: self._space.rate(trial.config) * horizon for trial in trials}
+        if not self._goal.within:
+            wanted = {trial: min(steps, self._enough(trial.config, rung))
+                      for trial, steps in wanted.items()}
         # Where there is no time for all of that, all get the same share of it.
         share = min(1, self._afford(rung.share, len(wanted)) * len(wanted)
                     / sum(wanted.values()))

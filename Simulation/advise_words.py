@@ -59,8 +59,8 @@ def sentences(answer, looked_at, ruled_out, simulated):
     best, alone = answer.best, answer.of(ALONE)
     other = next((entry for entry in answer.entries if entry['scheme'] != ALONE), None)
     return [_choice(answer, best, other), _pays(answer, best, alone, other),
-            _limits(answer.helps, other),
-            _what_helps(answer.helps, other), _method(answer, looked_at, ruled_out, simulated)]
+            _limits(answer.helps, other), _what_helps(answer.helps, other),
+            _method(answer, looked_at, ruled_out, simulated)]
 
 
 def _reach(answer, entry):

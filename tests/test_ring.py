@@ -26,6 +26,7 @@ from tfdist.data import batches
 from tfdist.scheme import seam
 from tfdist.training import traffic
 
+from cases import briefly
 from conftest import load_program, ROOT
 from processes import BEGINS, DID, RESUMES, STEP, Tasks, TEST, wait_until
 
@@ -454,8 +455,7 @@ def test_the_collective_of_tensorflow_does_the_same(workers):
         assert [worker.center() for worker in made] == [center, center]
 
 
-@pytest.mark.parametrize('num_workers', [
-    pytest.param(2, marks=pytest.mark.thorough), 3, pytest.param(4, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize('num_workers', briefly([2, 3, 4], [3]))
 def test_replicas_stay_the_same_bit_for_bit(workers, num_workers):
     """In 100 steps with different data, and variables of several shapes."""
     made = workers(np.random.RandomState(0).normal(size=num_workers).tolist(), learning_rate=0.01,
