@@ -12,7 +12,7 @@ import numpy as np
 from advise_clock import ON_THE_PS
 from advise_cluster import ANOTHER_PS
 from advise_folders import ALONE
-from advise_search import ONE, SEEDS, Trial
+from advise_search import ONE, Trial
 import advise_words
 import schemes
 
@@ -315,5 +315,5 @@ class Answer:
                 'settings': len(self._space.rows), 'ruled_out': len(self._search.too_slow),
                 'too_long': len(self._search.too_long),
                 'left_out': dict(self._space.left_out), 'stopped': self._search.is_stopped,
-                'seeds': SEEDS, 'sentences': self.sentences(), 'cores': os.cpu_count(),
+                'sentences': self.sentences(), 'cores': os.cpu_count(),
                 'candidates': self.candidates()}

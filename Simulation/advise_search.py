@@ -32,9 +32,9 @@ Rung = collections.namedtuple('Rung', 'share horizon steps')
 RUNGS = Rung(.3, 1, 1.5), Rung(.25, 2, 3), Rung(.2, 3, 6)
 ONE = Config(ALONE, 1, 1, 0)
 _OF_ONE, _OF_A_ROUND = .15, .1  # shares of the time, the second one at most
-SEEDS = 1, 2, 3, 4, 5
 # Whose time is at most so many times that of the best gets so many seeds, if there is time.
 _MAY_BE_BEST = (1.3, 3), (1.1, 5)
+_AT_LEISURE = (1.1, 10), (1.05, 20)  # once nothing else is left to try
 _ADAPTIVE = 'DiLoCo',  # whose step size does not depend on how large gradients are
 _OF_EACH_SCHEME = 3  # seeds of its best setting
 _UNTIL = .65, .9  # shares of the time after which only other seeds are simulated
@@ -264,7 +264,8 @@ class Search:
                 trials = self._go_on(trials, until)
                 self._repeat()
                 self.is_stopped |= time.monotonic() > self._deadline and until == _UNTIL[0]
-                self._make_sure()
+                self._make_sure(_MAY_BE_BEST)
+            self._make_sure(_AT_LEISURE)
         except KeyboardInterrupt:
             self.is_stopped = True
             self._simulations.stop()
@@ -305,7 +306,7 @@ class Search:
             with self._lock:
                 self.found[trial][seed] = row, rung
                 self.number += 1
-                if seed == SEEDS[0]:
+                if seed == 1:
                     self._steps[trial] = int(row['examples']) / self._space.batch_size
                 self._then()
 
@@ -570,7 +571,7 @@ class Search:
             best = self.best()
             if self._goal.target:  # other seeds of who is not there would tell nothing
                 best = [trial for trial in best if not self.worth(trial)[0]] or best
-            for seed in SEEDS[1:_OF_EACH_SCHEME]:
+            for seed in range(2, _OF_EACH_SCHEME + 1):
                 self._simulate([trial for trial in best if seed not in self.found[trial]],
                                self._to_the_target, 1, len(RUNGS), seed)
 
@@ -579,24 +580,29 @@ class Search:
         row = self.found[trial][1][0]
         if row['target_examples'] == '':
             return int(row['examples']) / self._space.batch_size
-        return _MORE * float(row['target_examples']) / self._space.batch_size
+        most = max(float(own['target_examples'] or 0) for own, _ in self.found[trial].values())
+        return _MORE * most / self._space.batch_size
 
-    def _make_sure(self):
-        """Simulates all that may be the best with other seeds, while there is time."""
+    def _make_sure(self, may_be_best):
+        """Simulates all that may be the best with other seeds, while there is time.
+
+        Args:
+          may_be_best: pairs of numbers, see `_MAY_BE_BEST`.
+        """
         number = -1
         while number < self.number and time.monotonic() < self._deadline:
             number = self.number
             following = {trial: 1 + max(self.found[trial])
-                         for trial in self._with_few_seeds()[:_AT_A_TIME]}
+                         for trial in self._with_few_seeds(may_be_best)[:_AT_A_TIME]}
             for seed in sorted(set(following.values())):
                 self._simulate([trial for trial, its in following.items() if its == seed],
                                self._to_the_target, 1, len(RUNGS), seed)
 
-    def _with_few_seeds(self):
+    def _with_few_seeds(self, may_be_best):
         """Returns the trials that may be the best one and have few seeds, the best ones first."""
         best = self._soonest()
         there = [trial for trial in self.ranked() if self.worth(trial)[0] == 0]
-        for within, seeds in _MAY_BE_BEST:
+        for within, seeds in may_be_best:
             found = [trial for trial in there if len(self.found[trial]) < seeds
                      and self.worth(trial)[1] <= within * best]
             if found:

@@ -122,6 +122,27 @@ def summary(some):
         f'advisor said so for {said} of these, and for {in_vain} where it was not.')
 
 
+def _by_pair(found):
+    """Returns a dict of the name of a pair to its list of `Case`, of more and more minutes."""
+    pairs = {}
+    for each in sorted(found, key=lambda each: each.minutes):
+        pairs.setdefault(each.pair, []).append(each)
+    return pairs
+
+
+def falls(found):
+    """Returns the table of pairs with several budgets, a list of `Case`, or '' without any."""
+    several = {pair: some for pair, some in _by_pair(found).items() if len(some) > 1}
+    if not several:
+        return ''
+    budgets = sorted({each.minutes for some in several.values() for each in some})
+    lines = [['pair', *(f'{minutes:g} minutes' for minutes in budgets)]]
+    for pair, some in several.items():
+        regrets = {each.minutes: _share(each.regret) for each in some}
+        lines.append([pair, *(regrets.get(minutes, '') for minutes in budgets)])
+    return readmes.table(lines, 'l' + 'r' * len(budgets))
+
+
 def page(found, runs):
     """Returns the page, for a list of `Case` and the list of rows of real runs."""
     parts = ['# The advisor, judged by regret',
@@ -138,7 +159,12 @@ def page(found, runs):
         budgets = sorted({each.minutes for each in some})
         parts += [summary([each for each in some if each.minutes == minutes])
                   for minutes in budgets]
+        some = [each for own in _by_pair(some).values() for each in own]
         parts.append(table(some) if some else 'None of them was run.')
+    if falls(found):
+        parts += ['## With more time for the search', 'Regret of the pairs that were searched for '
+                  'more than one time. The best of all that were run is the same in each column.',
+                  falls(found)]
     failed = [row for row in runs if row['complaint']]
     if failed:
         parts += ['## Runs that failed', 'They count as not having reached the target.', *(
@@ -154,14 +180,14 @@ def page(found, runs):
 def draw(found, advice, runs):
     """Returns a figure: regret over the budget, and measured over predicted seconds."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), constrained_layout=True)
-    budgets = sorted({each.minutes for each in found})
     for held_out, colour, name in (False, COLOURS[0], 'looked at'), (True, COLOURS[1], 'held out'):
         some = [each for each in found if each.held_out == held_out]
         left.plot([each.minutes for each in some], [100 * min(_FAR, each.regret) for each in some],
                   'o', color=colour, alpha=0.5, label=f'a pair that was {name}')
-    left.plot(budgets, [100 * min(_FAR, statistics.median(
-        each.regret for each in found if each.minutes == minutes)) for minutes in budgets],
-        '-', color=GREY, label='median')
+    # No line of medians: those of different pairs would not show what time does.
+    for some in _by_pair(found).values():
+        left.plot([each.minutes for each in some], [100 * min(_FAR, each.regret) for each in some],
+                  '-', color=GREY, linewidth=0.8, zorder=1)
     logarithmic(left, 'x')
     left.set(xlabel='minutes of the search', ylabel='regret, %', title='Regret over the budget')
     left.legend()

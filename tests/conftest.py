@@ -1,6 +1,7 @@
 """Fixtures: a cluster of real servers in this process, and workers that a test drives by hand."""
 
 import collections
+import functools
 import importlib
 import itertools
 import re
@@ -33,6 +34,26 @@ for path in sorted((ROOT / 'tfdist').glob('*/[!_]*.py')):
     if path.parent.name != 'gallery':
         # Its flags stay, whichever program comes and goes.
         importlib.import_module(f'tfdist.{path.parent.name}.{path.stem}')
+
+
+def _without_optimizing(init):
+    """Returns the constructor of sessions in which TensorFlow does not optimize graphs.
+
+    That takes a fifth of the time of the tests, whose graphs are small. Programs that the tests
+    start do optimize theirs.
+    """
+    @functools.wraps(init)
+    def make(self, target='', graph=None, config=None):
+        own = tf.ConfigProto()
+        if config:
+            own.CopyFrom(config)
+        own.graph_options.rewrite_options.disable_meta_optimizer = True
+        init(self, target, graph, own)
+
+    return make
+
+
+tf.Session.__init__ = _without_optimizing(tf.Session.__init__)
 
 
 def load_program(folder, name='worker'):
@@ -99,13 +120,8 @@ class Cluster:
                         for i in range(count)}
 
     def config(self, task_index):
-        """Returns the session config of a worker, as in worker.py.
-
-        But TensorFlow does not optimize the graphs: that takes a fifth of the time of such tests.
-        """
-        config = tf.ConfigProto(device_filters=['/job:ps', f'/job:worker/task:{task_index}'])
-        config.graph_options.rewrite_options.disable_meta_optimizer = True
-        return config
+        """Returns the session config of a worker, as in worker.py."""
+        return tf.ConfigProto(device_filters=['/job:ps', f'/job:worker/task:{task_index}'])
 
 
 @pytest.fixture(scope='session')

@@ -184,8 +184,21 @@ def test_the_page(tmp_path):
         assert '1 pair, 2 minutes each: the regret is 50% in the median' in words
         assert '1 pair, 10 minutes each: the regret is 0% in the median' in words
         assert f'| {pair} | 2 |' in part and 'missed' in words and 'met' in words
+    held_out, with_more_time = held_out.split('## With more time for the search')
+    for pair in 'mnist/far', 'digits/far':
+        assert f'| {pair} | 50% | 0% |' in with_more_time
     assert 'digits/far' not in looked_at and 'mnist/far' not in held_out
     assert (tmp_path / 'regret.png').read_bytes().startswith(b'\x89PNG')
+
+
+def test_pairs_of_one_budget_show_nothing_of_time():
+    rows = [advice('advised', 10., minutes=minutes, pair=pair)
+            for pair, minutes in (('digits/far', '2'), ('mnist/far', '60'), ('mnist/far', '2'))]
+    found = regret_report.cases(rows, [real(15.), real(10., 'digits/far'), real(12., window=20)])
+    lines = regret_report.falls(found).splitlines()
+    assert lines[0] == '| pair | 2 minutes | 60 minutes |' and lines[2:] == [
+        '| mnist/far | 25% | 25% |']
+    assert regret_report.falls(found[:2]) == ''
 
 
 def test_an_empty_page(tmp_path):

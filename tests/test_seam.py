@@ -119,8 +119,6 @@ class Player:
             initialize = tf.global_variables_initializer(), tf.local_variables_initializer()
         # A step that is never complete fails.
         config = tf.ConfigProto(operation_timeout_in_ms=20000)
-        # As in `conftest.Cluster.config`.
-        config.graph_options.rewrite_options.disable_meta_optimizer = True
         self.session = tf.Session(graph=graph, config=config)
         for op in initialize:
             self.session.run(op)
