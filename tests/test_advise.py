@@ -937,7 +937,7 @@ def test_the_answer(answered, tmp_path):
         f'Distribute it: {best["scheme"]} with 4 workers, 1 parameter server, an exchange after ')
     assert said[1].startswith('It pays: one process takes 0.4 s, ')
     assert 'twice the bandwidth (2 times as many local steps in a second)' in said[3]
-    seeds = [entry['seeds'] for entry in answer.entries]
+    seeds = [entry['seeds'] for entry in answer.entries if entry['seconds'] is not None]
     assert min(seeds) == 3 and max(seeds) > 5
     assert f'the figures are of 3 to {max(seeds)} simulations each' in said[4]
     table = answer.table().splitlines()
