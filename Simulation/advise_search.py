@@ -265,7 +265,8 @@ class Search:
                 self._repeat()
                 self.is_stopped |= time.monotonic() > self._deadline and until == _UNTIL[0]
                 self._make_sure(_MAY_BE_BEST)
-            self._make_sure(_AT_LEISURE)
+            if all(trial in self.found or trial.config in self.too_long for trial in trials):
+                self._make_sure(_AT_LEISURE)
         except KeyboardInterrupt:
             self.is_stopped = True
             self._simulations.stop()
