@@ -118,4 +118,7 @@ def main():
 
 
 if __name__ == '__main__':
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit('Stopped. `bash run.sh --study` goes on.')
