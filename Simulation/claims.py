@@ -297,4 +297,7 @@ def main(arguments):
 
 
 if __name__ == '__main__':
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except KeyboardInterrupt:
+        sys.exit('Stopped. `bash run.sh --claims` goes on.')

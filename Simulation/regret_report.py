@@ -161,10 +161,11 @@ def page(found, runs):
                   for minutes in budgets]
         some = [each for own in _by_pair(some).values() for each in own]
         parts.append(table(some) if some else 'None of them was run.')
-    if falls(found):
+    with_more_time = falls(found)
+    if with_more_time:
         parts += ['## With more time for the search', 'Regret of the pairs that were searched for '
                   'more than one time. The best of all that were run is the same in each column.',
-                  falls(found)]
+                  with_more_time]
     failed = [row for row in runs if row['complaint']]
     if failed:
         parts += ['## Runs that failed', 'They count as not having reached the target.', *(

@@ -371,24 +371,26 @@ def test_a_run_that_tensorflow_loses_is_made_again(basics, capsys):
 def test_the_traced_transfers(basics):
     """All of them, each time: also where a server notes them late."""
     _, servers = basics.start_servers(ps=1, worker=2)
+    config = tf.ConfigProto()
+    config.graph_options.rewrite_options.SetInParent()  # optimized by default, as in a notebook
     with tf.Graph().as_default():
         with tf.device('/job:ps/task:0'):
             x = tf.get_variable('x', [50])
-            read = x.read_value()  # an Identity, as nothing optimizes the graphs of tests
+            read = x.read_value()
         with tf.device('/job:worker/task:1'):
             y = tf.concat([read, read], axis=0, name='y')
         with tf.device('/job:ps/task:0'):
             step = tf.reduce_sum(y, name='z')
-        with tf.Session(servers['worker 0'].target) as session:
+        with tf.Session(servers['worker 0'].target, config=config) as session:
             session.run(x.initializer)
             for _ in range(20):
                 metadata = basics.trace(session, step.op)
                 assert [(one.tensor, one.bytes, one.sender, one.receiver)
                         for one in basics.sent(metadata)] == [
                             ('y', 400, 'worker 1', 'ps 0'),
-                            ('Identity', 200, 'ps 0', 'worker 1')]
+                            ('Read/ReadVariableOp', 200, 'ps 0', 'worker 1')]
                 nodes = {node.name: node for node in basics.nodes_of(metadata)}
-                assert nodes['y'].task == 'worker 1' and 'Identity' in nodes['y'].inputs
+                assert nodes['y'].task == 'worker 1' and 'Read/ReadVariableOp' in nodes['y'].inputs
                 assert 'y' in nodes['z'].inputs
 
 
