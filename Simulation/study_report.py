@@ -520,9 +520,10 @@ def conditions(table):
         return 'Nothing has been simulated yet.'
     rates = [float(row['local_steps']) / float(row['wall_seconds'])
              for row in rows if row['diverged'] == '0']
-    text = (f'{len(rows)} simulations took '
-            f'{sum(float(row["wall_seconds"]) for row in rows) / 60:.0f} minutes of two '
-            'processors, beside other programs. Half of them made more than '
+    hours = sum(float(row['wall_seconds']) for row in rows) / 3600
+    text = (f'{len(rows):,} simulations took {hours:.1f} hours when added up. Two run at a time on '
+            f'two processors, so that is {hours / 2:.1f} hours there, with other programs beside '
+            'them. Half of the simulations made more than '
             f'{statistics.median(rates):,.0f} local steps/s, with the time to build the graph '
             f'counted. The largest process had {max(int(row["megabytes"]) for row in rows):,} MB.')
     return f'{readmes.paragraph(text)}\n\n{whats_left(table)}'
