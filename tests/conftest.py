@@ -329,6 +329,18 @@ def programs(tmp_path):
     assert not left
 
 
+@pytest.hookimpl(trylast=True)  # of those that are not deselected
+def pytest_collection_modifyitems(items):
+    """Spreads the files of faults/ among the others: they wait, and the others compute."""
+    files = [list(group) for _, group in itertools.groupby(items, key=lambda item: item.path)]
+    waiting = [group for group in files if group[0].path.parent.name == 'faults']
+    spread = [group for group in files if group not in waiting]
+    places = [i * len(spread) // len(waiting) for i in range(len(waiting))]
+    for place, group in reversed(list(zip(places, waiting))):
+        spread.insert(place, group)
+    items[:] = itertools.chain.from_iterable(spread)
+
+
 def pytest_terminal_summary(terminalreporter):
     """Says in one line what was not tested here, and why."""
     reasons = collections.Counter(
