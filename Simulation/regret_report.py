@@ -185,7 +185,7 @@ def draw(found, advice, runs):
         some = [each for each in found if each.held_out == held_out]
         left.plot([each.minutes for each in some], [100 * min(_FAR, each.regret) for each in some],
                   'o', color=colour, alpha=0.5, label=f'a pair that was {name}')
-    # No line of medians: those of different pairs would not show what time does.
+    # A line for each pair: not all have each budget, so medians would be of different pairs.
     for some in _by_pair(found).values():
         left.plot([each.minutes for each in some], [100 * min(_FAR, each.regret) for each in some],
                   '-', color=GREY, linewidth=0.8, zorder=1)

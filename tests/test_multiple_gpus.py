@@ -563,6 +563,7 @@ def test_threads_update_without_coordination_and_lose_nothing(program):
         coord.join(threads)
         x, = session.run(tf.trainable_variables())
         assert 200 <= session.run(global_step) == sum(counts) < 200 + 3
+    assert all(counts), 'each thread had a share'
     assert set(x) == {sum(counts)}
 
 
