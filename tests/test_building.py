@@ -182,8 +182,8 @@ def tied(batch, training):
     return error(tf.matmul(units, table, transpose_b=True), batch)
 
 
-BRIEF = [by_get_variable, by_keras, by_parts, by_weighted_ids, of_several_dtypes, with_regularizers,
-         with_batch_norm, with_a_moving_average, tied]
+BRIEF = [by_keras, by_parts, by_weighted_ids, of_several_dtypes, with_batch_norm,
+         with_a_moving_average, tied]
 MODELS = [by_get_variable, by_variable, by_layers_without_names, by_layers_with_names, by_keras,
           by_parts, by_columns, by_cells, by_weighted_ids, of_several_dtypes, with_regularizers,
           with_regularizers_in_the_loss, with_batch_norm, with_batch_norm_of_keras,

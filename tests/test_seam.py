@@ -47,8 +47,8 @@ for name in FOLDERS:
         elif name != 'Ring-AllReduce':
             ONE_BY_ONE.append(CASES[-1])
 # One of each kind of rule. `make test` has these where what is tested is the library's.
-KINDS = {'AEAMSGD', 'AGN', 'DC-ASGD', 'DiLoCo', 'Distributed-MNIST', 'DOWNPOUR', 'HogWild',
-         'Ring-AllReduce', 'SSP', 'Synchronous-SGD'}
+KINDS = {'AEAMSGD', 'AGN', 'DC-ASGD', 'DiLoCo', 'DOWNPOUR', 'HogWild', 'Ring-AllReduce', 'SSP',
+         'Synchronous-SGD'}
 WINDOW = 2
 RATE = 0.25
 
@@ -586,7 +586,8 @@ def test_two_schemes_in_one_graph(player, folder, changes):
                                                       abs=rule.tolerance)
 
 
-@pytest.mark.parametrize('n_fetch, n_push', [(2, 2), (1, 2), (2, 4), (4, 1), (2, 3), (3, 2)])
+@pytest.mark.parametrize('n_fetch, n_push', briefly(
+    [(2, 2), (1, 2), (2, 4), (4, 1), (2, 3), (3, 2)], lambda *both: both in [(2, 4), (3, 2)]))
 def test_downpour_pull_by_pull_and_push_by_push(player, n_fetch, n_push):
     """After each of them the others push: that is what the staleness counts."""
     played = player('DOWNPOUR', [0.5], START, [tf.float64], n_fetch=n_fetch, n_push=n_push)

@@ -481,7 +481,8 @@ def downpour(events, n_fetch, n_push, momentum, num_pushes):
 
 
 @pytest.mark.parametrize('momentum', briefly([0., 0.5], [0.5]))
-@pytest.mark.parametrize('n_fetch, n_push', [(5, 10), (10, 5), (2, 3), (3, 2), (1, 4), (4, 4)])
+@pytest.mark.parametrize('n_fetch, n_push', briefly(
+    [(5, 10), (10, 5), (2, 3), (3, 2), (1, 4), (4, 4)], [5, 3, 4]))
 def test_pulls_and_pushes_at_their_own_times(toy, monkeypatch, n_fetch, n_push, momentum):
     """Also when a worker dies in the midst of a round: it has pushed what it has pushed."""
     def rule(problem, learning_rate):

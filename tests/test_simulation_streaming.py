@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import advise_clock
+from cases import briefly
 import description
 import test_simulation
 from test_diloco import ADAM, outer
@@ -76,7 +77,7 @@ def test_moments_are_those_of_all_fragments(simulated):
         assert one.player._own.of(0)[-1] == count
 
 
-@pytest.mark.parametrize('changes', [{}, dict(compression='topk:0.5')], ids=str)
+@pytest.mark.parametrize('changes', briefly([{}, dict(compression='topk:0.5')], bool), ids=str)
 def test_one_fragment_without_delay_is_diloco_to_the_bit(simulated, changes):
     """Without latency also in when it all happens: a worker need not ask for what it pulls."""
     found = []

@@ -21,7 +21,7 @@ ROWS, DIMENSION, BATCH = 7, 2, 4
 WHOLE = ['AEASGD', 'AEAMSGD', 'DiLoCo', 'Ring-AllReduce']  # in these each worker has all
 KEPT = [case for case in CASES
         if case.values[0] not in WHOLE and 'aggregate' not in case.values[1]]
-BRIEF = 'AGN', 'DOWNPOUR', 'HogWild', 'SSP', 'Synchronous-SGD'
+BRIEF = 'AGN', 'DOWNPOUR', 'HogWild', 'Synchronous-SGD'
 
 
 def loss_and_metrics(batch, training, parts=1):
