@@ -14,6 +14,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 
 FILES = 'regret.csv', 'regret-advice.csv'  # real runs, and what was chosen to be run
 PAGE, PICTURE = 'regret.md', 'regret.png'
+PAIR = ['model', 'cluster']  # columns
 SETTING = ['scheme', 'window', 'workers', 'ps', 'step_size']  # columns that say what is run
 ADVISED, NEAR_ROLE, LOT_ROLE, ALONE = 'advised', 'near', 'by lot', 'one process'  # roles
 MEDIAN, WORST, WITHIN, SHARE = 0.1, 0.3, 0.2, 0.8  # what is wanted
@@ -37,6 +38,11 @@ def words(setting):
     return ', '.join([*parts, f'step size {setting["step_size"]}'])
 
 
+def _of(runs, row, names):
+    """Returns those rows of `runs` that have in the columns `names` what `row`, a dict, has."""
+    return [each for each in runs if all(each[name] == row[name] for name in names)]
+
+
 def _seconds(runs, setting):
     """Returns the median of the real seconds of a setting; None if it was not run.
 
@@ -44,7 +50,7 @@ def _seconds(runs, setting):
       runs: list of rows, dicts, of the pair.
       setting: dict with SETTING.
     """
-    own = [row for row in runs if all(row[name] == setting[name] for name in SETTING)]
+    own = _of(runs, setting, SETTING)
     if not own:
         return None
     return statistics.median(float(row['seconds'] or 'inf') for row in own)
@@ -61,7 +67,7 @@ def cases(advice, runs):
     for row in advice:
         groups.setdefault((row['model'], row['cluster'], row['minutes']), []).append(row)
     for (model, cluster, minutes), rows in groups.items():
-        own = [row for row in runs if (row['model'], row['cluster']) == (model, cluster)]
+        own = _of(runs, rows[0], PAIR)
         times = [(_seconds(own, row), row) for row in rows]
         if any(seconds is None for seconds, _ in times):
             continue
@@ -143,8 +149,31 @@ def falls(found):
     return readmes.table(lines, 'l' + 'r' * len(budgets))
 
 
-def page(found, runs):
-    """Returns the page, for a list of `Case` and the list of rows of real runs."""
+def by_scheme(advice, runs):
+    """Returns a table by scheme, in Markdown: the real time to the target over the predicted one.
+
+    It has settings that came to the target, in each pair, with the prediction of the longest
+    search; it is '' without any. The arguments are those of `cases`.
+    """
+    last = {}
+    for row in sorted(advice, key=lambda row: float(row['minutes'])):
+        last[tuple(row[name] for name in PAIR + SETTING)] = row
+    ratios = collections.defaultdict(list)
+    for row in last.values():
+        seconds = _seconds(_of(runs, row, PAIR), row)
+        if row['predicted'] and seconds not in (None, math.inf):
+            ratios[row['scheme']].append(seconds / float(row['predicted']))
+    if not ratios:
+        return ''
+    medians = {scheme: statistics.median(some) for scheme, some in ratios.items()}
+    lines = [['scheme', 'settings', 'real over predicted time']]
+    lines += [[scheme, f'{len(ratios[scheme])}', f'{medians[scheme]:.2f}']
+              for scheme in sorted(medians, key=medians.get)]
+    return readmes.table(lines, 'lrr')
+
+
+def page(found, advice, runs):
+    """Returns the page, for a list of `Case` and what `cases` takes."""
     parts = ['# The advisor, judged by regret',
              '`bash Simulation/run.sh --regret` writes this page; `--help` says more. Regret '
              'is by how much longer what was advised really took to the target than the best of '
@@ -166,6 +195,11 @@ def page(found, runs):
         parts += ['## With more time for the search', 'Regret of the pairs that were searched for '
                   'more than one time. The best of all that were run is the same in each column.',
                   with_more_time]
+    of_schemes = by_scheme(advice, runs)
+    if of_schemes:
+        parts += ['## By scheme', 'The median over the settings that came to the target, in all '
+                  'pairs: with 0.9 it took a tenth less than was predicted.',
+                  of_schemes]
     failed = [row for row in runs if row['complaint']]
     if failed:
         parts += ['## Runs that failed', 'They count as not having reached the target.', *(
@@ -194,9 +228,7 @@ def draw(found, advice, runs):
     left.legend()
     points = []
     for row in advice:
-        own = [each for each in runs if (each['model'], each['cluster']) == (row['model'],
-                                                                             row['cluster'])]
-        seconds = _seconds(own, row)
+        seconds = _seconds(_of(runs, row, PAIR), row)
         if row['predicted'] and seconds not in (None, math.inf):
             points.append((float(row['predicted']), seconds, row['role'] == ADVISED))
     for advised, colour in (False, GREY), (True, COLOURS[0]):
@@ -217,7 +249,7 @@ def publish(results):
     """Writes the page and the picture from the files in a directory; returns the page, a string."""
     runs, advice = (read(results / name) for name in FILES)
     found = cases(advice, runs)
-    text = page(found, runs)
+    text = page(found, advice, runs)
     (results / PAGE).write_text(text, encoding='utf-8')
     if found:
         with plt.rc_context(STYLE):

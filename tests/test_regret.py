@@ -252,7 +252,7 @@ def test_a_real_run_of_one_process(tmp_path, monkeypatch):
     # The first test precedes training, and the second one ends before the run does.
     assert float(found['ran']) == 5.5
     assert float(found['seconds']) == pytest.approx(4.5), 'half way from 80 % to the end'
-    assert float(found['local_steps_per_second']) == pytest.approx(1 / 0.06, rel=0.01)
+    assert float(found['local_steps_per_second']) == pytest.approx(100 / 5.5, rel=0.01)
     (flags, env), = asked
     assert {'--straggler=0:0.05', '--learning_rate=0.1', '--seed=1'} < set(flags)
     assert 'PYTHON' not in env
@@ -273,3 +273,14 @@ def test_a_pair_is_judged(tmp_path):
     assert not any(row['complaint'] for row in runs), runs
     assert any(row['seconds'] for row in runs) and '1 pair, 0.1 minutes each' in done.stdout
     assert advise_search.ALONE in {row['scheme'] for row in runs}
+
+
+def test_predictions_by_scheme():
+    """By hand: medians over settings, each by its last prediction, of those that came there."""
+    rows = [advice('near', 10., minutes='10'), advice('advised', 99.),
+            advice('near', 20., window=20), advice('by lot', '', window=5),
+            advice('near', 7., window=1), advice('near', 30., **ONE)]
+    runs = [real(8.), real(9., repeat=1), real('', repeat=2), real(30., window=20),
+            real(5., window=5), real('', window=1)]
+    assert regret_report.by_scheme(rows, runs).splitlines()[2:] == ['| AGN | 2 | 1.20 |']
+    assert not regret_report.by_scheme(rows, [])
