@@ -73,7 +73,7 @@ Real.__doc__ = """How a setting really trains.
 
 Attributes:
   curve: list of (step, seconds, accuracy), see `curve_of`.
-  local_steps_per_second: float, in the time of `curve`.
+  local_steps_per_second: float.
   start: float, seconds, see `start_of`.
 """
 
@@ -94,18 +94,9 @@ def real(path, setting, *flags, **options):
         run = runs.Run(str(path), *setting['flags'], *flags, f'--tested_share={TESTED_SHARE}',
                        f'--notes_dir={directory}', **setting['workers_and_ps'], **options)
         notes = runs.notes_in(directory)
-    curve = curve_of(run, notes, setting)
-    rate = runs.rate(notes) * _span(notes) / curve[-1][1]  # tests slow down the training, too
-    return Real(curve, setting['window'] * rate, start_of(notes, len(notes) / rate))
-
-
-def _chief(notes):
-    return next(note for note in notes if note['chief'])
-
-
-def _span(notes):
-    """Returns the seconds from when the chief began to the last step of all, a float."""
-    return max(note['times'][-1] for note in notes) - _chief(notes)['began']
+    rate = runs.rate(notes)
+    return Real(curve_of(run, notes, setting), setting['window'] * rate,
+                start_of(notes, len(notes) / rate))
 
 
 def start_of(notes, seconds):
@@ -135,11 +126,13 @@ def curve_of(run, notes, setting):
     """
     together = setting['local_steps_of_update'] >= setting['workers'] * setting['window']
     stopped = 1. if together else 1 / setting['workers']
-    chief, found, lost = _chief(notes), [], 0.
+    chief = next(note for note in notes if note['chief'])
+    end = max(note['times'][-1] for note in notes) - chief['began']
+    found, lost = [], 0.
     for (step, seconds, accuracy), tested in zip(chief['curve'], chief['tested']):
         found.append((step, seconds - lost, accuracy))
         lost += stopped * tested if seconds else 0.  # the first test precedes training
-    return [*found, (None, _span(notes) - lost, float(run.find(runs.TEST)[1][1]))]
+    return [*found, (None, end - lost, float(run.find(runs.TEST)[1][1]))]
 
 
 def reached(curve, target):
