@@ -149,20 +149,29 @@ def falls(found):
     return readmes.table(lines, 'l' + 'r' * len(budgets))
 
 
+def _compared(advice, runs):
+    """Yields rows of what was to come to the target, and did: row, predicted and real seconds.
+
+    The arguments are those of `cases`.
+    """
+    for row in advice:
+        seconds = _seconds(_of(runs, row, PAIR), row)
+        if row['predicted'] and seconds not in (None, math.inf):
+            yield row, float(row['predicted']), seconds
+
+
 def by_scheme(advice, runs):
     """Returns a table by scheme, in Markdown: the real time to the target over the predicted one.
 
-    It has settings that came to the target, in each pair, with the prediction of the longest
-    search; it is '' without any. The arguments are those of `cases`.
+    Each setting of a pair counts once, with the prediction of the longest search. If none came to
+    the target, the result is the empty string. The arguments are those of `cases`.
     """
     last = {}
     for row in sorted(advice, key=lambda row: float(row['minutes'])):
         last[tuple(row[name] for name in PAIR + SETTING)] = row
     ratios = collections.defaultdict(list)
-    for row in last.values():
-        seconds = _seconds(_of(runs, row, PAIR), row)
-        if row['predicted'] and seconds not in (None, math.inf):
-            ratios[row['scheme']].append(seconds / float(row['predicted']))
+    for row, predicted, seconds in _compared(last.values(), runs):
+        ratios[row['scheme']].append(seconds / predicted)
     if not ratios:
         return ''
     medians = {scheme: statistics.median(some) for scheme, some in ratios.items()}
@@ -226,11 +235,8 @@ def draw(found, advice, runs):
     logarithmic(left, 'x')
     left.set(xlabel='minutes of the search', ylabel='regret, %', title='Regret over the budget')
     left.legend()
-    points = []
-    for row in advice:
-        seconds = _seconds(_of(runs, row, PAIR), row)
-        if row['predicted'] and seconds not in (None, math.inf):
-            points.append((float(row['predicted']), seconds, row['role'] == ADVISED))
+    points = [(predicted, seconds, row['role'] == ADVISED)
+              for row, predicted, seconds in _compared(advice, runs)]
     for advised, colour in (False, GREY), (True, COLOURS[0]):
         its = [point for point in points if point[2] == advised]
         right.plot([point[0] for point in its], [point[1] for point in its], 'o', color=colour,
