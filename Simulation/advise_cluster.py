@@ -183,7 +183,8 @@ class Cluster:
         # Each task has its share of the cores: threads beyond these would only wait.
         threads = max(1, self._cores // tasks)
         found = {'workers': workers, 'ps': max(1, ps), 'latency': f'{self._round_trip / 2:.6g}s',
-                 'bandwidth': 'inf', 'ps_bandwidth': 'inf', 'update': '0s'}
+                 'bandwidth': 'inf', 'ps_bandwidth': 'inf', 'links': description.SHARED,
+                 'update': '0s'}
         if self._rate < float('inf'):
             found.update(bandwidth=_as_rate(self._rate / on_each),
                          ps_bandwidth=_as_rate(self._rate))

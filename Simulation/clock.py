@@ -1,4 +1,4 @@
-"""Virtual time: processes that wake up in order, signals that they wait for, and queues."""
+"""Virtual time: processes that wake up in order, what they wait for, queues, and shared links."""
 
 import heapq
 import itertools
@@ -83,8 +83,23 @@ class Signal:
             self._clock.start(process)
 
 
+def until(time, waits):
+    """A process that ends at a time, or later, when all of `waits` are over.
+
+    Args:
+      time: float.
+      waits: list of what `Queue.serve` and `Shared.serve` return.
+    """
+    for each in waits:
+        if not isinstance(each, Signal):
+            time = max(time, each)
+        elif not each.is_over:
+            yield each
+    yield time
+
+
 class Queue:
-    """Serves one after the other: a link, a processor, or several of them."""
+    """Serves one after the other: a processor, several of them, or a link with turns."""
 
     def __init__(self, clock, servers=1):
         self._clock, self._free_at, self._promised = clock, [0.] * servers, 0.
@@ -97,6 +112,98 @@ class Queue:
         self._promised += seconds
         return end
 
+    def backlog(self):
+        """Returns the seconds until all that have joined are served, a float."""
+        return max(0., max(self._free_at) - self._clock.now)
+
     def busy(self):
         """Returns the seconds for which all servers together have worked so far, a float."""
         return self._promised - sum(max(0., end - self._clock.now) for end in self._free_at)
+
+
+class Transfer(Signal):
+    """What is under way on a link: fires when all of it has passed.
+
+    Attributes:
+      is_over: bool, whether it has.
+    """
+
+    is_over = False
+
+    def end(self):
+        """Ends it."""
+        self.is_over = True
+        self.fire()
+
+
+class Shared:
+    """A link that serves all at once, each with a share of its own, as TCP does.
+
+    In queueing theory it is discriminatory processor sharing. Weights are lognormal: so four
+    transfers over a link that begin together end as they do with TCP, see
+    test_tcp_shares_a_link_so.
+    """
+
+    unevenness = 0.5  # sigma of the weights; with 0 all shares are equal
+
+    def __init__(self, clock, random):
+        """Takes a `clock.Clock`, and the `np.random.RandomState` of the weights."""
+        self._clock, self._random, self._number = clock, random, itertools.count()
+        # A heap of transfers: what one with a weight of 1 has had when this one ends, in seconds
+        # of the whole link; a number; its weight; and itself.
+        self._under_way, self._weights = [], 0.
+        self._had, self._since = 0., 0.  # what one with a weight of 1 has had by a time; that time
+        self._next = None  # when the next one ends if no other one begins before
+        self._promised, self._free_at = 0., 0.
+
+    def serve(self, seconds):
+        """Begins a `Transfer` that would take so many seconds alone; returns it."""
+        transfer, now = Transfer(self._clock), self._clock.now
+        if not seconds:
+            transfer.end()
+            return transfer
+        self._promised += seconds
+        self._free_at = max(self._free_at, now) + seconds
+        if self._under_way:
+            self._had += (now - self._since) / self._weights
+        else:
+            self._had = self._weights = 0.
+        self._since = now
+        weight = self._random.lognormal(0., self.unevenness)
+        self._weights += weight
+        heapq.heappush(self._under_way,
+                       (self._had + seconds / weight, next(self._number), weight, transfer))
+        self._plan()
+        return transfer
+
+    def _ends(self):
+        """Returns when the next transfer ends if no other one begins before."""
+        return self._since + (self._under_way[0][0] - self._had) * self._weights
+
+    def _plan(self):
+        ends = self._ends()
+        if self._next is None or ends < self._next:
+            self._next = ends
+            self._clock.at(ends, self._look)
+
+    def _look(self):
+        """Ends what has passed: nothing, if others have begun since this was planned."""
+        now = self._clock.now
+        if now != self._next:
+            return  # what was planned later came first
+        self._next = None
+        while self._under_way and self._ends() <= now:
+            self._had, _, weight, transfer = heapq.heappop(self._under_way)
+            self._since = now
+            self._weights -= weight
+            transfer.end()
+        if self._under_way:
+            self._plan()
+
+    def backlog(self):
+        """Returns the seconds until all that is under way has passed, a float."""
+        return max(0., self._free_at - self._clock.now)
+
+    def busy(self):
+        """Returns the seconds for which something was under way so far, a float."""
+        return self._promised - self.backlog()

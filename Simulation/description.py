@@ -19,8 +19,9 @@ import numpy as np
 _UNITS = {'s': 1, 'ms': 1e-3, 'us': 1e-6}
 _RATES = {'bit': 1 / 8, 'kbit': 1e3 / 8, 'Mbit': 1e6 / 8, 'Gbit': 1e9 / 8}
 _SIZES = {'B': 1, 'kB': 1e3, 'MB': 1e6, 'GB': 1e9}
-_MOST_WORKERS = 2 ** 16
+MOST_WORKERS = 2 ** 16
 _AHEAD = 128  # times that are drawn at once
+TURNS, SHARED = 'turns', 'shared'  # what is done with a link that several need at a time
 
 
 class Times:
@@ -167,8 +168,8 @@ def size(text):
 
 def count(text):
     """Returns an int of at least 1."""
-    if not re.fullmatch(r'\d+', str(text)) or not 1 <= int(text) <= _MOST_WORKERS:
-        raise ValueError(f'{text} is no number from 1 to {_MOST_WORKERS}')
+    if not re.fullmatch(r'\d+', str(text)) or not 1 <= int(text) <= MOST_WORKERS:
+        raise ValueError(f'{text} is no number from 1 to {MOST_WORKERS}')
     return int(text)
 
 
@@ -181,6 +182,13 @@ def moments(texts):
             raise ValueError(f'{text} is not of the form worker:time, such as 3:10s')
         found.append((int(worker), seconds(time)))
     return found
+
+
+def way_of_links(text):
+    """Returns TURNS or SHARED, of a string."""
+    if text not in (TURNS, SHARED):
+        raise ValueError(f'{text} is neither {TURNS} nor {SHARED}')
+    return text
 
 
 def _each(parse):
@@ -202,6 +210,7 @@ KEYS = {
     'latency': (_each(seconds), ['0s']),
     'bandwidth': (_each(bandwidth), ['inf']),
     'ps_bandwidth': (bandwidth, 'inf'),
+    'links': (way_of_links, TURNS),
     'update': (seconds, '0s'),
     'come': (moments, []),
     'leave': (moments, []),

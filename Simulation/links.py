@@ -1,30 +1,41 @@
 """Links: how long messages travel, with latency, bandwidth and queues.
 
-Each worker has a link of its own. All workers share the link of a ps, which is a queue in each
-direction, and the time of the ps for updates, another queue: first come, first served. Without a ps
-workers form a ring, or send to each other as they like.
+Each worker has a link of its own. All workers use the link of a ps: in each direction they take
+turns, first come, first served, or share it, as the cluster says. The time of the ps for updates is
+a queue. Without a ps workers form a ring, or send to each other as they like.
 """
 
 import functools
 import math
 
-from clock import Queue
+import numpy as np
+from clock import Queue, Shared, until
+import description
 
 _KEPT = 256  # sizes whose times are known: where rows of tables travel, all sizes are different
+_OF_LINKS = description.MOST_WORKERS  # what the seed of their random numbers has besides --seed
+
+
+def _maker(clock, cluster, seed):
+    """Returns a function that makes a link in one direction, of the kind that a cluster says."""
+    if cluster.links == description.TURNS:
+        return functools.partial(Queue, clock)
+    return functools.partial(Shared, clock, np.random.RandomState([seed % 2 ** 32, _OF_LINKS]))
 
 
 class Star:
     """Workers around parameter servers; tensors go to the ps in turn.
 
     Attributes:
-      into, out, updates: lists of `clock.Queue` by ps: its link in each direction, and its updates.
+      into, out: lists by ps of its link in each direction, `clock.Queue` or `clock.Shared`.
+      updates: list by ps of `clock.Queue`.
       sent: float, the bytes of all tensors that have left so far.
       ignores: tuple of strings, which of `description.KEYS` say nothing about it.
     """
 
     ignores = 'hop', 'hop_work'
 
-    def __init__(self, clock, cluster, scale=1):
+    def __init__(self, clock, cluster, scale=1, seed=1):
         """Takes the parts.
 
         Args:
@@ -32,10 +43,13 @@ class Star:
           cluster: `description.Cluster`. If it has `parameters`, these are in equal parts on the
             ps.
           scale: float, how many bytes travel for each byte of a tensor.
+          seed: int, of how uneven shared links are.
         """
         self._clock, self._cluster, self._scale = clock, cluster, scale
+        link = _maker(clock, cluster, seed)
         self.into, self.out, self.updates = (
-            [Queue(clock) for _ in range(cluster.ps)] for _ in range(3))
+            [make() for _ in range(cluster.ps)]
+            for make in (link, link, functools.partial(Queue, clock)))
         self._latencies, self._bandwidths = (
             [cluster.of(name, worker) for worker in range(cluster.workers)]
             for name in ('latency', 'bandwidth'))
@@ -58,18 +72,14 @@ class Star:
                 [self._scale * size / self._cluster.ps_bandwidth for size in spread],
                 [self._cluster.update * size / (total or 1) for size in spread])
 
-    def _carry(self, worker, queues, sizes):
-        """Returns when tensors of these sizes have passed the links of the worker and the ps."""
+    def _carry(self, worker, links, sizes):
+        """A process: tensors of these sizes pass the links of the worker and the ps."""
         total, each, _ = self._times_of(tuple(sizes))
         self.sent += total
-        now = self._clock.now
-        end = now + total / self._bandwidths[worker]
-        for queue, seconds in zip(queues, each):
-            passed = queue.serve(seconds)
-            end = max(end, passed)
-            if self._has_pushed:
-                self._longest = max(self._longest, passed - now)
-        return end
+        waits = [link.serve(seconds) for link, seconds in zip(links, each)]
+        if self._has_pushed:
+            self._longest = max(self._longest, *(link.backlog() for link in links))
+        yield from until(self._clock.now + total / self._bandwidths[worker], waits)
 
     def _spread(self, sizes):
         """Returns how many bytes of tensors of these sizes are on each ps."""
@@ -79,7 +89,7 @@ class Star:
 
     def to_worker(self, worker, sizes):
         """A process: tensors travel from the ps to a worker, which has asked for them."""
-        yield self._carry(worker, self.out, sizes)
+        yield from self._carry(worker, self.out, sizes)
         yield self.latency(worker)
 
     def to_ps(self, worker, sizes, share=1.):
@@ -90,7 +100,7 @@ class Star:
         # The first ps has the global step, which is pulled but not pushed.
         sizes, self._has_pushed = [0, *sizes], True
         yield self.latency(worker)
-        yield self._carry(worker, self.into, sizes)
+        yield from self._carry(worker, self.into, sizes)
         yield self.update(sizes, share)
 
     def update(self, sizes, share=1.):
@@ -104,7 +114,7 @@ class Star:
     def shares(self):
         """Returns a dict by kind of work: the share of the time so far for which the ps did it."""
         time = self._clock.now * self._cluster.ps or 1
-        return {name: sum(queue.busy() for queue in queues) / time for name, queues in
+        return {name: sum(each.busy() for each in several) / time for name, several in
                 (('into the ps', self.into), ('out of the ps', self.out),
                  ('updates', self.updates))}
 
@@ -133,10 +143,11 @@ class Ring:
       asks: bool, whether the receiver asks.
     """
 
-    ignores = 'ps', 'ps_bandwidth', 'update'
+    ignores = 'ps', 'ps_bandwidth', 'update', 'links'
 
-    def __init__(self, clock, cluster, scale=1):
-        """See `Star`."""
+    def __init__(self, clock, cluster, scale=1, seed=1):
+        """See `Star`; nothing here is random."""
+        del seed
         self._clock, self._workers, workers = clock, cluster.workers, range(cluster.workers)
         self._scale, self.asks, self.sent = scale, True, 0.
         self._latency = max(cluster.of('latency', worker) for worker in workers)
@@ -176,20 +187,21 @@ class Ring:
 class Mesh:
     """Workers that send to each other: each has a link of its own, and there is no ps.
 
-    What travels passes the link out of one worker and the one into the other, each a queue. It then
-    takes the latency of that one of the two which has more.
+    What travels passes the link out of one worker and the one into the other. It then takes the
+    latency of that one of the two which has more.
 
     Attributes:
-      into, out: lists of `clock.Queue` by worker: its link in each direction.
+      into, out: lists by worker of its link in each direction, see `Star`.
       ignores, sent: see `Star`.
     """
 
     ignores = 'ps', 'ps_bandwidth', 'update', 'hop', 'hop_work'
 
-    def __init__(self, clock, cluster, scale=1):
+    def __init__(self, clock, cluster, scale=1, seed=1):
         """See `Star`."""
         self._clock, self._scale, self.sent, workers = clock, scale, 0., range(cluster.workers)
-        self.into, self.out = ([Queue(clock) for _ in workers] for _ in range(2))
+        link = _maker(clock, cluster, seed)
+        self.into, self.out = ([link() for _ in workers] for _ in range(2))
         self._latencies, self._bandwidths = (
             [cluster.of(name, worker) for worker in workers] for name in ('latency', 'bandwidth'))
 
@@ -201,15 +213,16 @@ class Mesh:
         """A process: tensors of some sizes, a list of ints, travel from a worker to another one."""
         size = self._scale * sum(sizes)
         self.sent += size
-        yield max(self.out[worker].serve(size / self._bandwidths[worker]),
-                  self.into[other].serve(size / self._bandwidths[other]))
+        yield from until(self._clock.now, [
+            self.out[worker].serve(size / self._bandwidths[worker]),
+            self.into[other].serve(size / self._bandwidths[other])])
         yield self.latency(worker, other)
 
     def shares(self):
         """See `Star`: the share for which a link was busy, the mean of all, in both directions."""
-        queues = [*self.into, *self.out]
-        time = self._clock.now * len(queues) or 1
-        return {'links': sum(queue.busy() for queue in queues) / time}
+        links = [*self.into, *self.out]
+        time = self._clock.now * len(links) or 1
+        return {'links': sum(link.busy() for link in links) / time}
 
     def most_in_line(self):
         """See `Star`; there is no ps."""

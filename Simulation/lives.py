@@ -67,7 +67,7 @@ class Life:
             for worker in range(cluster.workers)]
         self._leaving, self.step = set(), 0
         scale = cluster.parameters / player.parameters if cluster.parameters else 1
-        self.travels = self.network(clock, cluster, scale)
+        self.travels = self.network(clock, cluster, scale, seed)
         self.processors = Processors(clock, cluster, self.stages)
         does = {'pulls': self._pull, 'computes': self._compute, 'pushes': self._push,
                 'waits': self._follow, _OVERLAPS: self._push_and_compute}
