@@ -72,8 +72,8 @@ flags.DEFINE_list('latency', [], 'of a message, one way, such as 50us; several i
 flags.DEFINE_list('bandwidth', [], "of a worker's link in each direction, such as 10Gbit; several "
                   'in turn')
 flags.DEFINE_string('ps_bandwidth', None, 'of the link of a ps in each direction, which all share')
-flags.DEFINE_string('links', None, 'turns, or shared: whether what is under way on a link at a time '
-                    'passes one after the other, or all at once, as with TCP')
+flags.DEFINE_string('links', None, 'turns, or shared: whether what needs a link at a time passes '
+                    'one after the other, or all at once, as with TCP')
 flags.DEFINE_string('update', None, 'time that the ps take for an update of the whole center')
 flags.DEFINE_list('come', [], 'worker:time[,...], when it comes, or comes back')
 flags.DEFINE_list('leave', [], 'worker:time[,...], when it leaves, after its round')

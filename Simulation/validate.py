@@ -31,6 +31,7 @@ import numpy as np
 from measuring import hosts, runs
 from measuring.folders import Example
 from measuring.results import machine, median, read, write
+import description
 from experiments import HERE, local_steps_per_second, Scheme
 import predictions
 import validate_cases
@@ -173,7 +174,8 @@ def asked(case, rows):
     # All that the flags leave of this preset: messages take no time.
     found.update(cluster='this-machine', workers=str(case.workers), tests='1')
     if case.mbit:
-        found.update(dict.fromkeys(('bandwidth', 'ps_bandwidth'), f'{case.mbit}Mbit'))
+        found.update(dict.fromkeys(('bandwidth', 'ps_bandwidth'), f'{case.mbit}Mbit'),
+                     links=description.SHARED)
     if case.round_trip:
         found['latency'] = f'{case.round_trip / 2:g}ms'
     return found

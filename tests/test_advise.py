@@ -128,8 +128,8 @@ def test_words():
     flags = cluster.flags(costs_of(), 4, 1)
     assert flags == {
         'workers': '4', 'ps': '1', 'latency': '0.0005s', 'bandwidth': '1000Mbit',
-        'ps_bandwidth': '1000Mbit', 'update': '50us', 'step': '500us,500us,500us,1.5ms',
-        'exchange': '1.03ms'}
+        'ps_bandwidth': '1000Mbit', 'links': 'shared', 'update': '50us',
+        'step': '500us,500us,500us,1.5ms', 'exchange': '1.03ms'}
     assert cluster.flags(costs_of(), 3, 1)['step'] == '500us', 'the slow host is the last'
     both = cluster.flags(costs_of(), 8, 1)
     assert both['bandwidth'] == '500Mbit' and both['step'] == ','.join(

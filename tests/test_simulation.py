@@ -1099,6 +1099,7 @@ def test_a_cluster_in_words(said, without, words):
     (dict(parameters='much'), '--parameters: much is no size, such as 100MB.'),
     (dict(bandwidth=['0']), '--bandwidth: 0 is no number above 0.'),
     (dict(bandwidth=['fast']), '--bandwidth: fast is no bandwidth, such as 10Gbit.'),
+    (dict(links='fair'), '--links: fair is neither turns nor shared.'),
     (dict(latency=['nan']), '--latency: nan is no time, such as 2ms.'),
     (dict(die=['3']), '--die: 3 is not of the form worker:time, such as 3:10s.'),
     (dict(die=['8:1s']), '--die: there is no worker 8; there are 8, from 0.'),
