@@ -13,7 +13,7 @@ import schemes
 DIGITS = 'digits'
 # The local steps, of 32 examples, of all workers together: 100 by each of 1,024.
 LOCAL_STEPS = {TEACHER: 102400, DIGITS: 10000}
-COLUMNS = ['model', 'workers', 'cluster', 'step', 'update', 'ps_bandwidth', 'torn',
+COLUMNS = ['model', 'workers', 'cluster', 'step', 'update', 'ps_bandwidth', 'links', 'torn',
            'teacher_shift', 'learning_rate', 'server_learning_rate', 'communication_window',
            'inner', 'outer', 'outer_learning_rate', 'outer_momentum', 'local_steps', 'tests',
            'validation', 'seed', 'algorithm', 'roles']
@@ -48,11 +48,11 @@ WITHOUT_CENTER = {'Gossip': {'roles': 'bipartite'}, 'Gossip (d-psgd)': {'algorit
 THEIR_STAGES = 'some', 'cluster', 'scale', 'unequal'
 # What makes a ceiling, with what is assumed in its place, and the schemes that are asked.
 CEILINGS = {'update': ['0s', '5us', '500us'], 'ps_bandwidth': ['1Gbit', '100Gbit', 'inf'],
-            'torn': ['0.01', '0.1', '0.5']}
+            'links': ['shared'], 'torn': ['0.01', '0.1', '0.5']}
 AT_CEILINGS = 256  # workers
-UNDER_CEILINGS = {'HogWild': ['update', 'ps_bandwidth', 'torn'],
-                  'DynSGD': ['update', 'ps_bandwidth'],
-                  'Synchronous-SGD': ['update', 'ps_bandwidth']}
+UNDER_CEILINGS = {'HogWild': ['update', 'ps_bandwidth', 'links', 'torn'],
+                  'DynSGD': ['update', 'ps_bandwidth', 'links'],
+                  'Synchronous-SGD': ['update', 'ps_bandwidth', 'links']}
 SHIFT = '0.5'  # of the inputs of workers with unequal data
 WINDOWS, WINDOWED = (1, 5, 20, 100, 500), ('Local-SGD', 'DiLoCo')
 OF_WINDOWS = 8  # workers

@@ -583,7 +583,8 @@ ceiling is assumed to be something else](results/study.md#what-makes-a-ceiling).
 ![Excess loss and time over the window, of Local-SGD and DiLoCo](results/study-windows.png)
 
 Its limits: one network of 9,610 weights; a coarse grid of step sizes, chosen with one seed; where
-no ± stands, one seed; and costs that are assumed, not measured."""
+no ± stands, one seed; costs that are assumed, not measured; and links that [take
+turns](how-it-works.md#turns-or-shares)."""
 
 
 def is_told(table, name=None):

@@ -1,12 +1,16 @@
 """The validation of the simulation: its tables are of its file, and what it measures is known."""
 
 import json
+import statistics
 import types
 
 import pytest
 
+from measuring.results import read
+
 from clock import Clock
 import description
+import experiments
 import naive
 from processors import Processors
 from test_simulation import toy  # noqa: F401
@@ -87,11 +91,33 @@ def test_what_is_asked_of_the_simulation():
     """The flags of the real run, costs of one worker, and the links."""
     asked = validate.asked(Case('HogWild', 0, 4, 1, 0, 160, 'mnist', '', 1000, ''), LARGE)
     assert asked['bandwidth'] == asked['ps_bandwidth'] == '1000Mbit' and 'latency' not in asked
+    assert asked['links'] == 'shared'
     assert asked['exchange'] == '10ms' and asked['train_steps'] == '160' and 'model' not in asked
     asked = validate.asked(Case('HogWild', 0, 2, 1, 0, 1000, '', '', '', 1), ROWS)
-    assert asked['latency'] == '0.5ms' and asked['workers'] == '2' and 'bandwidth' not in asked
+    assert asked['latency'] == '0.5ms' and asked['workers'] == '2'
+    assert 'bandwidth' not in asked and 'links' not in asked
     asked = validate.asked(Case('HogWild', 0, 2, 1, 0, 600, '', 50, '', ''), ROWS)
     assert asked['straggler'] == '0:0.05,1:0.05' and asked['exchange'] == '1ms'
+
+
+@pytest.mark.thorough
+def test_shared_links_are_nearer_to_real_runs_than_turns(monkeypatch):
+    """Of the cases with a rate: by how much steps/s are off, in the median and at most."""
+    path = validate.RESULTS / 'validation.csv'
+    monkeypatch.setattr(validate, 'machine', lambda: read(path)[0]['machine'])
+    results, errors = validate.Results(path), {'shared': [], 'turns': []}
+    for case in [case for case in results.to_simulate() if case.mbit]:
+        its = {name: str(getattr(case, name)) for name in validate.FIELDS}
+        real = statistics.median(float(row['steps_per_s']) for row in results.rows
+                                 if its.items() <= row.items())
+        with experiments.Scheme(case.scheme, f'--model={case.model}') as process:
+            for way, off in errors.items():
+                found = process.simulate(dict(validate.asked(case, results.rows), links=way))
+                off.append(abs(experiments.local_steps_per_second(found) / real - 1))
+    assert len(errors['turns']) == 12
+    off = {way: (statistics.median(each), max(each)) for way, each in errors.items()}
+    assert off['shared'] == pytest.approx((0.04, 0.18), abs=0.01)
+    assert off['turns'] == pytest.approx((0.15, 0.47), abs=0.01)
 
 
 def test_where_a_case_is_run(monkeypatch):
