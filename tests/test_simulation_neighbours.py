@@ -8,6 +8,7 @@ import heapq
 import itertools
 import math
 import re
+import statistics
 import types
 
 import numpy as np
@@ -302,7 +303,10 @@ def test_messages_of_real_workers(programs, tmp_path, implementation, algorithm,
                               '--log_every_n_steps=5', PYTHON=network.python())
         assert run.wait() == 0
     rates = [float(match.group().split()[-2]) for match in run.matches(STEP)]
-    assert int(1 / max(rates) / 0.1) == messages
+    # Who is there first may be done with AD-PSGD, in no time, before the other one comes. And who
+    # waits for a late message finds the next ones there: the rates are high after low ones.
+    rate = statistics.median(rate for rate in rates if rate < 100)
+    assert int(1 / rate / 0.1) == messages
 
 
 def test_parameters_are_taken_for_larger_ones(play):
