@@ -136,25 +136,25 @@ class Transfer(Signal):
         self.fire()
 
 
-class Shared:
+class Shared(Queue):
     """A link that serves all at once, each with a share of its own, as TCP does.
 
     In queueing theory it is discriminatory processor sharing. Weights are lognormal: so four
     transfers over a link that begin together end as they do with TCP, see
-    test_tcp_shares_a_link_so.
+    tests/test_simulation_links.py. What is under way in all is the same as in a queue.
     """
 
     unevenness = 0.5  # sigma of the weights; with 0 all shares are equal
 
     def __init__(self, clock, random):
         """Takes a `clock.Clock`, and the `np.random.RandomState` of the weights."""
-        self._clock, self._random, self._number = clock, random, itertools.count()
+        super().__init__(clock)
+        self._random, self._number = random, itertools.count()
         # A heap of transfers: what one with a weight of 1 has had when this one ends, in seconds
         # of the whole link; a number; its weight; and itself.
         self._under_way, self._weights = [], 0.
         self._had, self._since = 0., 0.  # what one with a weight of 1 has had by a time; that time
         self._next = None  # when the next one ends if no other one begins before
-        self._promised, self._free_at = 0., 0.
 
     def serve(self, seconds):
         """Begins a `Transfer` that would take so many seconds alone; returns it."""
@@ -162,8 +162,7 @@ class Shared:
         if not seconds:
             transfer.end()
             return transfer
-        self._promised += seconds
-        self._free_at = max(self._free_at, now) + seconds
+        super().serve(seconds)
         if self._under_way:
             self._had += (now - self._since) / self._weights
         else:
@@ -199,11 +198,3 @@ class Shared:
             transfer.end()
         if self._under_way:
             self._plan()
-
-    def backlog(self):
-        """Returns the seconds until all that is under way has passed, a float."""
-        return max(0., self._free_at - self._clock.now)
-
-    def busy(self):
-        """Returns the seconds for which something was under way so far, a float."""
-        return self._promised - self.backlog()

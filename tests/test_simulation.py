@@ -182,21 +182,28 @@ def test_a_queue_serves_one_after_the_other():
     assert clock.now == 10 and one.busy() == two.busy() == 6, 'of 8, two are to come'
 
 
+def ends_of(clock, processes):
+    """Runs processes, a dict by names; returns when each of them ends, another one."""
+    ends = {}
+
+    def noting(name, process):
+        yield from process
+        ends[name] = clock.now
+
+    for name, process in processes.items():
+        clock.start(noting(name, process))
+    clock.run(lambda: True)
+    return ends
+
+
 def test_what_travels_takes_its_time():
     """1 kB over 8 kbit/s and a ps with 16: who comes second waits for the first."""
     clock = Clock()
     star = links.Star(clock, description.Cluster(
         workers='2', latency='100ms', bandwidth='8kbit', ps_bandwidth='16kbit', update='250ms'))
-    there = {}
-
-    def worker(name, process):
-        yield from process
-        there[name] = clock.now
-
-    for i in range(2):
-        clock.start(worker(('pulled', i), star.to_worker(i, [500, 500])))
-        clock.start(worker(('pushed', i), star.to_ps(i, [1000])))
-    clock.run(lambda: True)
+    there = ends_of(clock, {
+        ('pulled', 0): star.to_worker(0, [500, 500]), ('pushed', 0): star.to_ps(0, [1000]),
+        ('pulled', 1): star.to_worker(1, [500, 500]), ('pushed', 1): star.to_ps(1, [1000])})
     assert there == pytest.approx({('pulled', 0): 1.1, ('pulled', 1): 1.1,
                                    ('pushed', 0): 1.35, ('pushed', 1): 1.6})
     assert star.shares() == pytest.approx({'into the ps': 1 / 1.6, 'out of the ps': 1 / 1.6,

@@ -9,10 +9,10 @@ import pytest
 
 from measuring import hosts
 
-from clock import Clock, Shared
+from clock import Clock, Shared, until
 import description
 import links
-from test_simulation import toy  # noqa: F401
+from test_simulation import ends_of, toy  # noqa: F401
 
 
 @pytest.fixture(name='equal')
@@ -21,20 +21,14 @@ def fixture_equal(monkeypatch):
     monkeypatch.setattr(Shared, 'unevenness', 0.)
 
 
-def ends_of(link, clock, transfers):
+def ends_on(link, clock, transfers):
     """Returns when transfers, pairs of a beginning and of seconds, end on a link, in a list."""
-    ends = [None] * len(transfers)
+    def send(begins, seconds):
+        yield begins
+        yield from until(begins, [link.serve(seconds)])
 
-    def send(number, seconds):
-        under_way = link.serve(seconds)
-        if not under_way.is_over:
-            yield under_way
-        ends[number] = clock.now
-
-    for number, (begins, seconds) in enumerate(transfers):
-        clock.start(send(number, seconds), begins)
-    clock.run(lambda: True)
-    return ends
+    ends = ends_of(clock, {number: send(*each) for number, each in enumerate(transfers)})
+    return [ends[number] for number in range(len(transfers))]
 
 
 @pytest.mark.usefixtures('equal')
@@ -42,13 +36,13 @@ def test_a_shared_link_serves_all_at_once():
     """By hand: the second transfer has half of the link, and the first one all of it before."""
     clock = Clock()
     link = Shared(clock, np.random.RandomState(1))
-    assert ends_of(link, clock, [(0, 2), (1, 2), (1, 0), (10, 3), (10, 3), (10, 1), (20, 1)]) == [
+    assert ends_on(link, clock, [(0, 2), (1, 2), (1, 0), (10, 3), (10, 3), (10, 1), (20, 1)]) == [
         3, 4, 1, 17, 17, 13, 21]
     assert link.busy() == pytest.approx(2 + 2 + 7 + 1) and link.backlog() == 0
 
 
 def simulated(transfers, weights):
-    """Does what `ends_of` does, independently: from one beginning or end to the next one."""
+    """Does what `ends_on` does, independently: from one beginning or end to the next one."""
     left, ends, now, begun = {}, [None] * len(transfers), 0., 0
     while None in ends:
         total = sum(weights[number] for number in left)
@@ -75,25 +69,19 @@ def test_shares_are_those_of_an_independent_simulator(seed):
     transfers = list(zip(np.cumsum(random.exponential(1., 200)), random.exponential(0.9, 200)))
     weights = np.random.RandomState(seed).lognormal(0., Shared.unevenness, 200)
     clock = Clock()
-    assert ends_of(Shared(clock, np.random.RandomState(seed)), clock, transfers) == pytest.approx(
+    assert ends_on(Shared(clock, np.random.RandomState(seed)), clock, transfers) == pytest.approx(
         simulated(transfers, weights), rel=0, abs=1e-9)
 
 
 @pytest.mark.usefixtures('equal')
 def test_a_ps_has_links_that_are_shared():
     """1 kB each over 16 kbit/s: both end after 1 s; with turns the first ends after 0.5 s."""
-    clock, there = Clock(), {}
+    clock = Clock()
     star = links.Star(clock, description.Cluster(
         workers='2', latency='100ms', ps_bandwidth='16kbit', links='shared'))
-
-    def worker(name, process):
-        yield from process
-        there[name] = clock.now
-
-    for i in range(2):
-        clock.start(worker(('pulled', i), star.to_worker(i, [500, 500])))
-        clock.start(worker(('pushed', i), star.to_ps(i, [1000])))
-    clock.run(lambda: True)
+    there = ends_of(clock, {
+        ('pulled', 0): star.to_worker(0, [500, 500]), ('pushed', 0): star.to_ps(0, [1000]),
+        ('pulled', 1): star.to_worker(1, [500, 500]), ('pushed', 1): star.to_ps(1, [1000])})
     assert there == pytest.approx(dict.fromkeys(there, 1.1)) and len(there) == 4
     assert star.shares() == pytest.approx({'into the ps': 1 / 1.1, 'out of the ps': 1 / 1.1,
                                            'updates': 0})
@@ -102,16 +90,10 @@ def test_a_ps_has_links_that_are_shared():
 
 @pytest.mark.usefixtures('equal')
 def test_workers_share_their_links_with_each_other():
-    clock, there = Clock(), {}
+    clock = Clock()
     mesh = links.Mesh(clock, description.Cluster(workers='3', bandwidth='8kbit', links='shared'))
-
-    def send(worker, other, size):
-        yield from mesh.to(worker, other, [size])
-        there[worker, other] = clock.now
-
-    for message in (0, 1, 1000), (0, 2, 500), (2, 1, 1000):
-        clock.start(send(*message))
-    clock.run(lambda: True)
+    there = ends_of(clock, {
+        (0, 1): mesh.to(0, 1, [1000]), (0, 2): mesh.to(0, 2, [500]), (2, 1): mesh.to(2, 1, [1000])})
     assert there == pytest.approx({(0, 1): 2., (0, 2): 1., (2, 1): 2.})
 
 
@@ -168,14 +150,14 @@ def test_tcp_shares_a_link_so(tmp_path):
 
         ps = start('ps', 'serve')
         assert ps.stdout.readline() == 'ready\n'
-        begins = [str(time.time() + 1 + 1.2 * i) for i in range(20)]
+        begins = [str(time.time() + 1 + i) for i in range(60)]
         asking = [start(worker, *begins) for worker in workers]
-        seconds = [[float(line) for line in each.communicate(timeout=60)[0].split()]
+        seconds = [[float(line) for line in each.communicate(timeout=90)[0].split()]
                    for each in asking]
         ps.communicate(timeout=10)
     real = np.sort(np.transpose(seconds)).mean(axis=0)
     clock, alone, many = Clock(), 2.59e6 * 8 / 100e6, 1000
-    ends = ends_of(Shared(clock, np.random.RandomState(1)), clock,
+    ends = ends_on(Shared(clock, np.random.RandomState(1)), clock,
                    [(10. * i, alone) for i in range(many) for _ in workers])
     ends = np.reshape(ends, (many, 4)) - 10. * np.arange(many)[:, None]
     assert np.sort(ends).mean(axis=0) == pytest.approx(real, rel=0.15)

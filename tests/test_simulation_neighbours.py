@@ -242,17 +242,11 @@ def test_one_worker_is_sgd(play, algorithm):
 
 def test_what_travels_between_workers_takes_its_time():
     """1 kB each, over 8 and 16 kbit/s: a link is a queue in each direction."""
-    clock, there = Clock(), {}
+    clock = Clock()
     mesh = links.Mesh(clock, description.Cluster(
         workers='3', latency=['100ms', '50ms'], bandwidth=['8kbit', '16kbit', '16kbit']), 2)
-
-    def send(worker, other, size):
-        yield from mesh.to(worker, other, [size])
-        there[worker, other] = clock.now
-
-    for message in (1, 2, 500), (1, 0, 500), (2, 0, 500), (0, 2, 500):
-        clock.start(send(*message))
-    clock.run(lambda: True)
+    there = test_simulation.ends_of(clock, {
+        message: mesh.to(*message, [500]) for message in ((1, 2), (1, 0), (2, 0), (0, 2))})
     assert there == pytest.approx({(1, 2): 0.5 + 0.1, (1, 0): 1. + 0.1, (2, 0): 2. + 0.1,
                                    (0, 2): 1. + 0.1})
     assert mesh.sent == 4000
