@@ -278,9 +278,14 @@ class Answer:
 
     def sentences(self):
         """Returns five sentences, a list of strings."""
-        search = self._search
-        return advise_words.sentences(self, len(self._space.rows), len(search.too_slow),
-                                      search.number)
+        return advise_words.sentences(self, self._counts())
+
+    def _counts(self):
+        """Returns the `advise_words.Counts`."""
+        settings, too_slow = set(self._space.rows), self._search.too_slow
+        tried = {trial.config for trial in self._search.ranked()}
+        return advise_words.Counts(len(settings), len(too_slow), len(tried),
+                                   len(settings - tried - set(too_slow)), self._search.number)
 
     def candidates(self):
         """Returns all settings that may be run, a list of dicts that JSON takes.
@@ -312,7 +317,7 @@ class Answer:
         return {'folder': str(self._folder.path), 'flags': self._folder.flags,
                 'cluster': self._cluster.words(), 'target': self.goal.target,
                 'within': self.goal.within, 'advised': self.entries, 'helps': self.helps,
-                'settings': len(self._space.rows), 'ruled_out': len(self._search.too_slow),
+                **self._counts()._asdict(),
                 'too_long': len(self._search.too_long),
                 'left_out': dict(self._space.left_out), 'stopped': self._search.is_stopped,
                 'sentences': self.sentences(), 'cores': os.cpu_count(),

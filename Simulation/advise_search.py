@@ -36,6 +36,9 @@ _OF_ONE, _OF_A_ROUND = .15, .1  # shares of the time, the second one at most
 _MAY_BE_BEST = (1.3, 3), (1.1, 5)
 _AT_LEISURE = (1.1, 10), (1.05, 20)  # once nothing else is left to try
 _ADAPTIVE = 'DiLoCo',  # whose step size does not depend on how large gradients are
+# Where staleness asks for no smaller step: a replica steps by gradients of its own values, and
+# DynSGD divides what is late.
+_NEVER_TOO_LATE = 'AEASGD', 'AEAMSGD', 'DynSGD'
 _OF_EACH_SCHEME = 3  # seeds of its best setting
 _UNTIL = .65, .9  # shares of the time after which only other seeds are simulated
 _FAR = 2  # times the time of the best: where others are given up
@@ -159,7 +162,7 @@ class Space:
         """Returns the exponents of step sizes to begin with, a list of ints; the likeliest first.
 
         They are around that of one process: how large a step may be is mostly up to the model. The
-        more gradients it is the mean of, the larger it may be; the later, the smaller.
+        more gradients it is the mean of, the larger it may be; the later they are, the smaller.
         """
         answer = self._answers[config.scheme]
         if answer['rate_is_given']:
@@ -167,7 +170,8 @@ class Space:
         if answer['averages']:
             middle = round(math.log(config.workers, study_cases.FACTOR) / 2)
         else:
-            late = self.rows[config].get('staleness', 0)
+            late = (0 if config.scheme in _NEVER_TOO_LATE else
+                    self.rows[config].get('staleness', 0))
             middle = -round(math.log(1 + late, study_cases.FACTOR) / 2)
         likely = middle if config.scheme in (ALONE, *_ADAPTIVE) else self.exponent + middle
         likely = max(-study_cases.FARTHEST, min(study_cases.FARTHEST, likely))

@@ -1,5 +1,7 @@
 """The five sentences of the answer, for who has to decide and has read nothing else."""
 
+import collections
+
 from advise_cluster import MORE_CORES
 from advise_folders import ALONE
 
@@ -21,6 +23,17 @@ _HOLDS_UP = {
                'time',
     'pulls and pushes': 'the exchanges: its workers compute for only {computes:.0%} of their time, '
                         'and send and receive for most of the rest'}
+
+Counts = collections.namedtuple('Counts', 'settings ruled_out tried untried simulations')
+Counts.__doc__ = """How many settings a search had, ints.
+
+Attributes:
+  settings: all that there are.
+  ruled_out: of these the clock alone ruled out, though a few of them may be tried.
+  tried: were simulated with gradients.
+  untried: were not, though they were not ruled out.
+  simulations: not settings, but simulations with gradients.
+"""
 
 
 def in_time(value):
@@ -47,20 +60,13 @@ def settings(entry):
     return f'{entry["scheme"]} with {", ".join(parts[:-1])} and {parts[-1]}'
 
 
-def sentences(answer, looked_at, ruled_out, simulated):
-    """Returns five sentences, a list of strings.
-
-    Args:
-      answer: `advise_answer.Answer`.
-      looked_at: int, how many settings there were.
-      ruled_out: int, how many of these the clock alone ruled out.
-      simulated: int, how many simulations with gradients were made.
-    """
+def sentences(answer, counts):
+    """Returns five sentences, a list of strings, for an `advise_answer.Answer` and `Counts`."""
     best, alone = answer.best, answer.of(ALONE)
     other = next((entry for entry in answer.entries if entry['scheme'] != ALONE), None)
-    return [_choice(answer, best, other), _pays(answer, best, alone, other),
+    return [_choice(answer, best, other, counts), _pays(answer, best, alone, other),
             _limits(answer.helps, other), _what_helps(answer.helps, other),
-            _method(answer, looked_at, ruled_out, simulated)]
+            _method(answer, counts)]
 
 
 def _reach(answer, entry):
@@ -80,9 +86,14 @@ def _is_cut_short(best, other):
                 and other['simulated_seconds'] < best['seconds'])
 
 
-def _choice(answer, best, other):
+def _is_sooner(one, another):
+    return bool(one['seconds'] and another['seconds'] and one['seconds'] < another['seconds'])
+
+
+def _choice(answer, best, other, counts):
     begin = 'Stay on one machine' if best['scheme'] == ALONE else 'Distribute it'
-    if best['scheme'] == ALONE and other and _is_cut_short(best, other):
+    if best['scheme'] == ALONE and other and (
+            _is_cut_short(best, other) or _is_sooner(other, best) and counts.untried):
         begin = 'As far as there was time to see, stay on one machine'
     return f'{begin}: {settings(best)} reaches {_reach(answer, best)}.'
 
@@ -138,15 +149,18 @@ def _what_helps(helps, other):
     return 'What would help was not simulated.'
 
 
-def _method(answer, looked_at, ruled_out, simulated):
+def _method(answer, counts):
     known = [entry for entry in answer.entries if entry['seconds'] is not None]
     seeds = [entry['seeds'] for entry in known or answer.entries]
     least, most = min(seeds), max(seeds)
     runs = f'of {least} simulations each' if least > 1 else 'of one simulation each'
     if most > least:
         runs = f'of {least} to {most} simulations each'
-    return (f'How sure that is: of {looked_at:,} settings {ruled_out:,} cannot be fast enough, and '
-            f'{simulated:,} simulations trained the others as far as there was time; the figures '
-            f'are {runs}, and the ranges come from these and from how exactly the costs are known; '
-            'step sizes were chosen on the test set, and what a simulation leaves out is in no '
-            'range.')
+    untried = ''
+    if counts.untried:
+        untried = f'; for {counts.untried:,} there was no time, and more --minutes try them'
+    return (f'How sure that is: of {counts.settings:,} settings {counts.ruled_out:,} cannot be '
+            f'fast enough, and {counts.simulations:,} simulations tried {counts.tried:,}{untried}; '
+            f'the figures are {runs}, and the ranges come from these and from how exactly the '
+            'costs are known; step sizes were chosen on the test set, and what a simulation '
+            'leaves out is in no range.')

@@ -603,6 +603,17 @@ def test_step_sizes_begin_around_that_of_one_process(searched, monkeypatch):
     assert space.exponents(config) == [0, -1, 1]
 
 
+def test_who_is_late_begins_with_smaller_steps(searched, monkeypatch):
+    """But where a step is of the replica's own values, or is divided by how late it is."""
+    search, _ = searched(FOUR, costs_of(), seconds=60)
+    space, config = search._space, Config('AGN', 5, 4, 1)
+    late = dict(space.rows[config], staleness=3.)
+    for name, middle in ('AGN', -1), ('AEAMSGD', 0), ('DynSGD', 0):
+        space.rows[config._replace(scheme=name)] = late
+        monkeypatch.setitem(space._answers, name, space._answers['AGN'])
+        assert space.exponents(config._replace(scheme=name))[0] == space.exponent + middle
+
+
 def test_who_is_much_later_is_given_up(searched):
     """After twice the time of the best, unless a round of each worker takes longer."""
     search, invented = searched('5 hosts, 1 core, 1Gbit, 1ms', costs_of())
@@ -838,19 +849,31 @@ def test_settings_are_compared_after_the_same_time():
     assert advise_answer.compare_at_once([there]) is None
 
 
-def said_of(*entries, helps=()):
+SOME_UNTRIED = advise_words.Counts(100, 50, 20, 30, 60)
+NONE_UNTRIED = advise_words.Counts(100, 50, 50, 0, 60)
+
+
+def said_of(*entries, helps=(), counts=SOME_UNTRIED):
     """Returns the five sentences for entries."""
     ordered = advise_answer.one_process_first(list(entries))
     answer = types.SimpleNamespace(
         entries=ordered, best=ordered[0], helps=dict(helps), goal=TARGET, then=None,
         of=lambda name: next((each for each in ordered if each['scheme'] == name), None))
-    return advise_words.sentences(answer, 100, 50, 20)
+    return advise_words.sentences(answer, counts)
 
 
 def test_what_hardly_pays_is_not_advised():
-    said = said_of(entry_of('AGN', 9.5), entry_of(ALONE, 10.))
+    hardly = entry_of('AGN', 9.5), entry_of(ALONE, 10.)
+    said = said_of(*hardly, counts=NONE_UNTRIED)
     assert said[0].startswith('Stay on one machine: one process')
     assert said[1].startswith('To distribute it hardly pays: ')
+    assert said[4].startswith('How sure that is: of 100 settings 50 cannot be fast enough, and 60 '
+                              'simulations tried 50; the figures are of ')
+    # One that was not tried may be soon enough.
+    said = said_of(*hardly)
+    assert said[0].startswith('As far as there was time to see, stay on one machine: one process')
+    assert 'tried 20; for 30 there was no time, and more --minutes try them; the ' in said[4]
+    assert said_of(entry_of('AGN', 11.), hardly[1])[0].startswith('Stay on one machine: ')
     said = said_of(entry_of('AGN', 5.), entry_of(ALONE, 10.))
     assert said[0].startswith('Distribute it: AGN with 2 workers, 1 parameter server and a step ')
     assert said[1] == 'It pays: one process takes 10 s, 2 times as long.'
