@@ -997,7 +997,12 @@ def test_the_start_is_predicted(answered):
 def test_all_that_may_be_run(answered):
     """What was simulated comes first, with its prediction; the rest has none."""
     answer = answered('5 hosts, 1 core, 1Gbit, 20ms', costs_of())
-    found = answer.as_json()['candidates']
+    whole = answer.as_json()
+    found = whole['candidates']
+    assert whole['tried'] + whole['untried'] == len(found)
+    assert whole['tried'] == len(answer._search.ranked())
+    assert whole['settings'] == len(answer._space.rows)
+    assert whole['ruled_out'] == len(answer._search.too_slow)
     assert len(found) == len(answer._space.rows) - len(answer._search.too_slow) + sum(
         trial.config in answer._search.too_slow for trial in answer._search.ranked())
     first = next(each for each in found if each['scheme'] == answer.best['scheme'])
@@ -1013,6 +1018,13 @@ def test_all_that_may_be_run(answered):
     likeliest, smaller, _ = (float(answer._space.step_size(Trial(config, each))[1])
                              for each in answer._space.exponents(config))
     assert found[-1]['step_size'] == likeliest > smaller
+    whole, search = answer.as_json(), answer._search
+    last = next(each.config for each in reversed(search.ranked())
+                if each.config not in search.too_slow)
+    for trial in [each for each in search.found if each.config == last]:
+        del search.found[trial]
+    less = answer.as_json()
+    assert (less['tried'], less['untried']) == (whole['tried'] - 1, whole['untried'] + 1)
 
 
 @pytest.mark.parametrize('row, what', [
