@@ -282,10 +282,9 @@ class Answer:
 
     def _counts(self):
         """Returns the `advise_words.Counts`."""
-        settings, too_slow = set(self._space.rows), self._search.too_slow
-        tried = {trial.config for trial in self._search.ranked()}
-        return advise_words.Counts(len(settings), len(too_slow), len(tried),
-                                   len(settings - tried - set(too_slow)), self._search.number)
+        search = self._search
+        return advise_words.Counts(len(self._space.rows), len(search.too_slow),
+                                   len(search.ranked()), len(search.untried()), search.number)
 
     def candidates(self):
         """Returns all settings that may be run, a list of dicts that JSON takes.
@@ -293,11 +292,9 @@ class Answer:
         First come those that were simulated, the best ones first, and then those that were not,
         though the clock did not rule them out: without 'seconds', and with the likeliest step size.
         """
-        ranked = self._search.ranked()
-        simulated = {trial.config for trial in ranked}
-        others = [Trial(config, self._space.exponents(config)[0]) for config in self._space.rows
-                  if config not in simulated and config not in self._search.too_slow]
-        return [self._candidate(trial) for trial in [*ranked, *others]]
+        others = [Trial(config, self._space.exponents(config)[0])
+                  for config in self._search.untried()]
+        return [self._candidate(trial) for trial in [*self._search.ranked(), *others]]
 
     def _candidate(self, trial):
         config, clock = trial.config, self._space.rows[trial.config]

@@ -338,6 +338,12 @@ class Search:
                 configs[trial.config].append(trial)
         return sorted(map(self._best_of, configs.values()), key=self.worth)
 
+    def untried(self):
+        """Returns the list of each `Config` that was neither simulated nor ruled out."""
+        tried = {trial.config for trial in self.ranked()}
+        return [config for config in self._space.rows
+                if config not in tried and config not in self.too_slow]
+
     def _try_one_process(self):
         """Tries step sizes with one process, and sets how far the others are simulated."""
         rate = self._space.rate(ONE)

@@ -86,14 +86,16 @@ def _is_cut_short(best, other):
                 and other['simulated_seconds'] < best['seconds'])
 
 
-def _is_sooner(one, another):
-    return bool(one['seconds'] and another['seconds'] and one['seconds'] < another['seconds'])
+def _hardly_pays(best, other):
+    """Returns whether another entry is sooner than the best one, which is one process."""
+    return bool(best['seconds'] and other['seconds']
+                and other['seconds'] < best['seconds'] / _ALIKE)
 
 
 def _choice(answer, best, other, counts):
     begin = 'Stay on one machine' if best['scheme'] == ALONE else 'Distribute it'
     if best['scheme'] == ALONE and other and (
-            _is_cut_short(best, other) or _is_sooner(other, best) and counts.untried):
+            _is_cut_short(best, other) or _hardly_pays(best, other) and counts.untried):
         begin = 'As far as there was time to see, stay on one machine'
     return f'{begin}: {settings(best)} reaches {_reach(answer, best)}.'
 
@@ -116,11 +118,11 @@ def _pays(answer, best, alone, other):
     if not (other['seconds'] and best['seconds']):
         return (f'To distribute it does not pay: the best of the others, {settings(other)}, '
                 f'reaches {_reach(answer, other)}.')
-    longer = other['seconds'] / best['seconds']
-    if longer < 1 / _ALIKE:
+    if _hardly_pays(best, other):
         return (f'To distribute it hardly pays: the best of the others, {settings(other)}, is '
                 f'there after {in_time(other["seconds"])}, which is too little sooner for what '
                 'several processes cost.')
+    longer = other['seconds'] / best['seconds']
     much = f'{longer:.2g} times as long' if longer > _ALIKE else 'no less'
     return (f'To distribute it does not pay: the best of the others, {settings(other)}, takes '
             f'{in_time(other["seconds"])}, {much}.')
