@@ -178,7 +178,7 @@ def from_notes(notes, steps, updates, asked, **rest):
     """
     if not 0.75 * asked < steps < 1.5 * asked:
         sys.exit(f'it did {steps} local steps and not {asked}: Example.steps_of_update is wrong')
-    chief, = [note for note in notes if note['chief']]
+    chief = runs.of_chief(notes)
     late = chief['began'] - min(note['began'] for note in notes)  # others may begin before it
     curve = [(round(step * steps / updates), round(late + seconds, 3), accuracy)
              for step, seconds, accuracy in chief['curve']]

@@ -27,6 +27,7 @@ import advise_folders
 import advise_measure
 import advise_search
 import advise_simulations
+import advise_space
 import advise_words
 import experiments
 
@@ -125,7 +126,7 @@ class Progress:
         if config.window > 1:
             settings.append(f'window {config.window}')
         settings.append(f'step size {self._space.step_size(trial)[1]}')
-        if config != advise_search.ONE:
+        if config != advise_space.ONE:
             settings.append(f'{config.workers} workers')
         if row['target_seconds'] != '':
             return (f'{", ".join(settings)}: {100 * self._goal.target:g} % after '
@@ -201,7 +202,7 @@ def search(options, folder, cluster, costs, path, place, goal):
       costs: `advise_costs.Costs`.
       path: `pathlib.Path`, their file.
       place: `pathlib.Path`, the directory of the results.
-      goal: `advise_search.Goal`.
+      goal: `advise_space.Goal`.
 
     Raises:
       SystemExit: if nothing could be simulated.
@@ -210,7 +211,7 @@ def search(options, folder, cluster, costs, path, place, goal):
     with advise_clock.Oracle(options.jobs, cluster, path) as oracle:
         say(f'{cluster.words()}: asks the clock about {len(names)} scheme{"s" * (len(names) > 1)}')
         answers, left_out = _ask_the_clock(oracle, folder, names)
-        space = advise_search.Space(answers, costs, goal, cluster.longer)
+        space = advise_space.Space(answers, costs, goal, cluster.longer)
         say(f'{len(space.rows)} settings, of {min(row["rate"] for row in space.rows.values()):.3g}'
             f' to {max(row["rate"] for row in space.rows.values()):.3g} local steps/s')
         with advise_simulations.Simulations(
@@ -243,7 +244,7 @@ def really_run(answer, folder, goal):
     Args:
       answer: `advise_answer.Answer`.
       folder: `advise_folders.Folder`.
-      goal: `advise_search.Goal`.
+      goal: `advise_space.Goal`.
     """
     entry = answer.best
     if entry['run_seconds'] > _MOST_SECONDS:
@@ -287,7 +288,7 @@ def main(arguments):
     if experiments.HERE.parent not in folder.path.parents:
         os.chdir(str(folder.path))  # where a model looks for its files
     costs, path = _costs(options, folder, place)
-    goal = advise_search.Goal(None if options.within else options.target or _TARGET,
+    goal = advise_space.Goal(None if options.within else options.target or _TARGET,
                               options.within)
     answer = search(options, folder, cluster, costs, path, place, goal)
     readmes.show(answer.table())

@@ -12,7 +12,7 @@ import numpy as np
 from advise_clock import ON_THE_PS
 from advise_cluster import ANOTHER_PS
 from advise_folders import ALONE
-from advise_search import ONE, Trial
+from advise_space import ONE, Trial
 import advise_words
 import schemes
 
@@ -82,11 +82,11 @@ class Answer:
 
         Args:
           search: `advise_search.Search` that has run.
-          space: `advise_search.Space`.
+          space: `advise_space.Space`.
           oracle: `advise_clock.Oracle`.
           folder: `advise_folders.Folder`.
           cluster: `advise_cluster.Cluster`.
-          goal: `advise_search.Goal`.
+          goal: `advise_space.Goal`.
         """
         self._search, self._space, self.goal = search, space, goal
         self._folder, self._cluster = folder, cluster
@@ -131,7 +131,7 @@ class Answer:
         """Returns what is predicted of a trial, a dict that JSON takes.
 
         Args:
-          trial: `advise_search.Trial`.
+          trial: `advise_space.Trial`.
           low: float, by how much shorter it takes with the costs at their lowest.
           high: float, by how much longer with the costs at their highest.
         """
@@ -145,6 +145,7 @@ class Answer:
         whole = [row for row in rows[:1 if self.goal.target else None] if row['accuracy'] != '']
         entry = {
             'scheme': config.scheme, 'window': config.window, 'workers': config.workers,
+            'workers_on_a_host': self._cluster.places(config.workers, config.ps, not config.ps)[1],
             'ps': config.ps, flag: float(size), 'step_size': float(size), 'seeds': len(rows),
             'start': start,
             'seconds': start + statistics.mean(times) if reached else None,

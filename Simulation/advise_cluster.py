@@ -11,8 +11,8 @@ busy. A file has the same as JSON:
     {"hosts": 4, "cores": 8, "rate": "1Gbit", "round_trip": "0.5ms", "slow": 1, "slow_by": "3"}
 
 It may also have what a file for the simulation has, such as a list of latencies, see `description`.
-Each task has a host of its own, or, on one host, a share of the cores. Workers take the slow hosts
-last.
+Each task has a host of its own, or each core of the workers' hosts has a worker, which share the
+host's line; on one host each task has a share of the cores. Workers take the slow hosts last.
 """
 
 import copy
@@ -178,7 +178,7 @@ class Cluster:
           is_ring: bool, whether the workers sum up around a ring; then there is no ps.
           at: string, which of the costs to take, see `Costs.get`.
         """
-        places, on_each = self._places(workers, ps, is_ring)
+        places, on_each = self.places(workers, ps, is_ring)
         tasks = workers + (0 if is_ring else ps) if self._is_shared else on_each
         # Each task has its share of the cores: threads beyond these would only wait.
         threads = max(1, self._cores // tasks)
@@ -195,7 +195,7 @@ class Cluster:
         found.update(self._described)
         return {name: str(value) for name, value in found.items()}
 
-    def _places(self, workers, ps, is_ring):
+    def places(self, workers, ps, is_ring):
         """Returns how many hosts there are for the workers, and how many workers are on each."""
         own = self.hosts > 1 and not self._workers  # workers and ps have hosts
         places = self.hosts - (0 if is_ring else ps) if own else workers
@@ -214,7 +214,7 @@ class Cluster:
           is_ring: bool, see `flags`.
         """
         first = costs.get('start of a ring' if is_ring else 'start of a worker')
-        beside = workers if self._is_shared else self._places(workers, ps, is_ring)[1]
+        beside = workers if self._is_shared else self.places(workers, ps, is_ring)[1]
         return (first + (window - 1) * costs.get('start, a local step')) * max(
             1, beside / self._cores)
 

@@ -126,7 +126,7 @@ def curve_of(run, notes, setting):
     """
     together = setting['local_steps_of_update'] >= setting['workers'] * setting['window']
     stopped = 1. if together else 1 / setting['workers']
-    chief = next(note for note in notes if note['chief'])
+    chief = runs.of_chief(notes)
     end = max(note['times'][-1] for note in notes) - chief['began']
     found, lost = [], 0.
     for (step, seconds, accuracy), tested in zip(chief['curve'], chief['tested']):
@@ -178,7 +178,7 @@ def _really_run(folder, name, seconds, *flags, **env):
 
 def _seconds_of_test(notes):
     """Returns the median of the seconds of the chief's tests; the first one takes longer."""
-    first, *others = next(note['tested'] for note in notes if note['chief'])
+    first, *others = runs.of_chief(notes)['tested']
     return statistics.median(others or [first])
 
 

@@ -15,30 +15,19 @@ import sys
 import threading
 import time
 
-import numpy as np
-import advise_costs
 from advise_folders import ALONE
 from advise_measure import TESTED_SHARE
-import study_cases
+from advise_space import ONE, Trial
 
 OPTIMISM = 3
-Config = collections.namedtuple('Config', 'scheme window workers ps')
-Trial = collections.namedtuple('Trial', 'config exponent')
-# What is wanted: a test accuracy as soon as possible, or the best one within so many seconds.
-Goal = collections.namedtuple('Goal', 'target within')
 # A share of the time; how far to simulate: by the virtual time that one process takes to the
 # target, and by the local steps that it takes, whichever is less.
 Rung = collections.namedtuple('Rung', 'share horizon steps')
 RUNGS = Rung(.3, 1, 1.5), Rung(.25, 2, 3), Rung(.2, 3, 6)
-ONE = Config(ALONE, 1, 1, 0)
 _OF_ONE, _OF_A_ROUND = .15, .1  # shares of the time, the second one at most
 # Whose time is at most so many times that of the best gets so many seeds, if there is time.
 _MAY_BE_BEST = (1.3, 3), (1.1, 5)
 _AT_LEISURE = (1.1, 10), (1.05, 20)  # once nothing else is left to try
-_ADAPTIVE = 'DiLoCo',  # whose step size does not depend on how large gradients are
-# Where staleness asks for no smaller step: a replica steps by gradients of its own values, and
-# DynSGD divides what is late.
-_NEVER_TOO_LATE = 'AEASGD', 'AEAMSGD', 'DynSGD'
 _OF_EACH_SCHEME = 3  # seeds of its best setting
 _UNTIL = .65, .9  # shares of the time after which only other seeds are simulated
 _FAR = 2  # times the time of the best: where others are given up
@@ -46,165 +35,15 @@ _AT_A_TIME = 10  # settings that are tried before the best ones are looked at ag
 BEST = 5  # how many are answered
 _FEW = 2  # how many are simulated in a rung, at least, as long as none comes to the target
 _MANY = 8  # workers; more of them get more local steps, so that each of them makes some
-_TESTS = 25  # of a simulation as long as it is not known how long one process takes
+_MUCH_FASTER = 2  # times the rate of _MANY workers
 _FEWEST, _MOST = 10, 50  # tests in the time of one process to the target
 _LEADERS, _LIKE_IT = 3, 2  # of so many schemes, so many settings like the best one are tried next
 _START = 1.  # seconds of a simulation besides its local steps, at least
 _ROUND = 0.0002  # seconds in a local step besides the model
 _PROCESS = 2.  # seconds until the process for a scheme has begun
-_ENOUGH = .8, .5  # shares of a scheme's highest rate that may be enough, if they need less
 _DIVERGED = 2  # see `worth`
 _IN_ANY_CASE = 2  # a share of the time that is never over
 _MORE = 2  # times the local steps to the target, at most, for other seeds
-
-
-class Space:
-    """What may be simulated.
-
-    Attributes:
-      rows: dict by `Config` of what the clock says of it, see `advise_clock.simulate`; and the
-        seconds of its start.
-      alone: dict of floats, the seconds of a local step of one process, see `Costs.get`.
-      batch_size: int.
-      threads: int, those of one process.
-      takes: float, seconds in which a core of this machine makes a local step.
-      longer: float, by how many seconds each takes longer on the cluster.
-      test: float, the seconds of a test.
-      exponent: int, that of the best step size of one process, once it is known.
-      left_out: dict by scheme of strings, why it cannot be simulated.
-    """
-
-    def __init__(self, answers, costs, goal, longer=0.):
-        """Takes the parts.
-
-        Args:
-          answers: dict by scheme of what `advise_clock` answers; ALONE has that of HogWild, whose
-            local steps are its own.
-          costs: `advise_costs.Costs`.
-          goal: `Goal`.
-          longer: float, see `advise_cluster.Cluster`.
-        """
-        self._answers, self._goal = answers, goal
-        self.rows = {
-            Config(scheme, row['window'], row['workers'], row['ps']): row
-            for scheme, answer in answers.items() if scheme != ALONE for row in answer['rows']}
-        self.takes, self.longer = costs.get('step, 1 thread'), longer
-        self.test = costs.get('test')
-        self.alone = {at: costs.get('one process', at) + longer for at in ('value', 'low', 'high')}
-        self.rows[ONE] = {'rate': 1 / self.alone['value'], 'staleness': 0., 'computes': 1.,
-                          'flags': self._flags_of_one(), 'start': costs.get('start')}
-        self.batch_size = answers[ALONE]['batch_size']
-        self.threads, self.left_out = int(costs.get('threads')), {}
-        self.exponent = 0
-
-    def _flags_of_one(self):
-        step = advise_costs.time(self.alone['value'])
-        return {'workers': '1', 'ps': '1', 'step': step, 'latency': '0s', 'bandwidth': 'inf',
-                'ps_bandwidth': 'inf', 'update': '0s'}
-
-    def rate(self, config):
-        """Returns the local steps/s of a `Config`, a float."""
-        return self.rows[config]['rate']
-
-    @property
-    def local_steps(self):
-        """The local steps that one process makes by default."""
-        return self._answers[ALONE]['train_steps']
-
-    def step_size(self, trial):
-        """Returns the flag of a trial's step size, and its value, two strings."""
-        answer = self._answers[trial.config.scheme]
-        return answer['rate_flag'], f'{answer["rate"] * study_cases.FACTOR ** trial.exponent:.3g}'
-
-    def own_flags(self, trial):
-        """Returns the flags of the scheme itself, a dict of strings."""
-        flag, size = self.step_size(trial)
-        windows = dict.fromkeys(self._answers[trial.config.scheme]['window_flags'],
-                                str(trial.config.window))
-        return dict(windows if trial.config != ONE else {}, **{flag: size})
-
-    def flags(self, trial, local_steps, seed, test_every=None):
-        """Returns all flags of a simulation, a dict of strings.
-
-        Args:
-          trial: `Trial`.
-          local_steps: int, of all workers together.
-          seed: int.
-          test_every: float, virtual seconds between two tests; None: _TESTS tests by local steps.
-        """
-        tests = {'test_every': advise_costs.time(test_every)} if test_every else {
-            'tests': str(_TESTS)}
-        return dict(self.rows[trial.config]['flags'], local_steps=str(local_steps), seed=str(seed),
-                    target=str(self._goal.target or 1),
-                    until_target=str(bool(self._goal.target)).lower(), **tests,
-                    **self._come(trial.config, seed), **self.own_flags(trial))
-
-    def _come(self, config, seed):
-        """Returns the flag that says when each worker begins, a dict; empty if all begin at once.
-
-        In an asynchronous scheme each but worker 0 begins at a random moment of the first run of
-        worker 0. If all began at once, equal workers would push together for ever, as no real ones
-        do.
-        """
-        if config.workers == 1 or self._answers[config.scheme]['together']:
-            return {}
-        run = config.window * config.workers / self.rate(config)
-        moments = np.random.RandomState([seed, config.workers]).uniform(0, run, config.workers)
-        return {'come': ','.join(f'{worker}:{advise_costs.time(moment)}'
-                                 for worker, moment in enumerate(moments) if worker)}
-
-    def steps_of_update(self, config):
-        """Returns how many local steps of all workers there are to one global step, a float."""
-        answer = self._answers[config.scheme]
-        return config.window / answer['pushes'] * (config.workers if answer['together'] else 1)
-
-    def exponents(self, config):
-        """Returns the exponents of step sizes to begin with, a list of ints; the likeliest first.
-
-        They are around that of one process: how large a step may be is mostly up to the model. The
-        more gradients it is the mean of, the larger it may be; the later they are, the smaller.
-        """
-        answer = self._answers[config.scheme]
-        if answer['rate_is_given']:
-            return [0]
-        if answer['averages']:
-            middle = round(math.log(config.workers, study_cases.FACTOR) / 2)
-        else:
-            late = (0 if config.scheme in _NEVER_TOO_LATE else
-                    self.rows[config].get('staleness', 0))
-            middle = -round(math.log(1 + late, study_cases.FACTOR) / 2)
-        likely = middle if config.scheme in (ALONE, *_ADAPTIVE) else self.exponent + middle
-        likely = max(-study_cases.FARTHEST, min(study_cases.FARTHEST, likely))
-        return [trial.exponent for trial in self.around(Trial(config, likely))]
-
-    def around(self, trial):
-        """Returns the trials with the next step sizes, a list that begins with the trial."""
-        if self._answers[trial.config.scheme]['rate_is_given']:
-            return [trial]
-        return [trial] + [trial._replace(exponent=trial.exponent + more) for more in (-1, 1)
-                          if abs(trial.exponent + more) <= study_cases.FARTHEST]
-
-    def in_order(self, scheme, is_affordable=lambda config: True):
-        """Returns the configs of a scheme, a list: first those that do with less for their rate.
-
-        Before them all come those for which `is_affordable`, a function, returns True.
-        """
-        rates = {config: row['rate'] for config, row in self.rows.items()
-                 if config.scheme == scheme}
-        first = {config: rate for config, rate in rates.items() if is_affordable(config)}
-        rest = {config: rate for config, rate in rates.items() if config not in first}
-        return self._in_order(first) + self._in_order(rest)
-
-    @staticmethod
-    def _in_order(left):
-        order, most = [], max(left.values(), default=0)
-        for share in _ENOUGH:
-            good = [config for config, rate in left.items()
-                    if rate >= share * most and config not in order]
-            if good:
-                order.append(min(good, key=lambda config: (
-                    config.window * config.workers, config.ps)))
-        return order + sorted(set(left) - set(order), key=lambda config: (-left[config], config))
 
 
 def worth(row, rung=0, start=0.):
@@ -232,8 +71,8 @@ class Search:
 
     Attributes:
       found: dict by `Trial` of dicts by seed of pairs: a row, and the number of its rung.
-      too_slow: list of `Config` that the clock rules out.
-      too_long: set of `Config` of which even a round takes too long to simulate.
+      too_slow: list of `advise_space.Config` that the clock rules out.
+      too_long: set of those of which even a round takes too long to simulate.
       number: int, how many simulations it had.
       is_stopped: bool, whether it was stopped before its end.
     """
@@ -242,9 +81,9 @@ class Search:
         """Takes the parts.
 
         Args:
-          space: `Space`.
+          space: `advise_space.Space`.
           simulations: `advise_simulations.Simulations`.
-          goal: `Goal`.
+          goal: `advise_space.Goal`.
           seconds: float, for the whole search.
           jobs: int, how many simulations are made at a time.
           then: function to call after each simulation.
@@ -440,13 +279,18 @@ class Search:
         """Returns as `Space.in_order`: first those with which there is time to see where they end.
 
         A worker of several makes as many local steps as one process, or some times less. Of many
-        workers a few simulations have to come to the end of the last rung.
+        workers a few simulations have to come to the end of the last rung; and as each takes
+        several times as long as one of _MANY, these workers have to be much faster.
         """
         steps, last = self._afford(RUNGS[0].share, BEST), RUNGS[-1]
         most = self._afford(last.share, _FEW)
+        fast = _MUCH_FASTER * max((row['rate'] for config, row in self._space.rows.items()
+                                   if config.scheme == scheme and config.workers <= _MANY),
+                                  default=0)
         return self._space.in_order(scheme, lambda config: (
             config.workers * self._needed <= OPTIMISM * steps
-            and (config.workers <= _MANY or self._enough(config, last) <= most)))
+            and (config.workers <= _MANY or self._enough(config, last) <= most
+                 and self._space.rate(config) >= fast)))
 
     def _halve(self):
         """Simulates what is in RUNGS; returns trials that may be next, the likeliest first."""

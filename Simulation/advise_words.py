@@ -50,8 +50,10 @@ def settings(entry):
     """Returns the settings of an entry of `advise_answer.Answer` in words."""
     if entry['scheme'] == ALONE:
         return f'{ALONE} with a step size of {entry["step_size"]:g}'
-    workers, ps = entry['workers'], entry['ps']
+    workers, ps, together = entry['workers'], entry['ps'], entry['workers_on_a_host']
     parts = [f'{workers} worker{"s" * (workers > 1)}']
+    if together > 1:
+        parts[0] += f' (up to {together} on a host)'
     if ps:
         parts.append(f'{ps} parameter server{"s" * (ps > 1)}')
     if entry['window'] > 1:

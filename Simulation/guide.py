@@ -33,12 +33,12 @@ MODELS = collections.OrderedDict([
     ('resnet', Model(['--model=resnet'], 0.9, 10, 'a small ResNet'))])
 Place = collections.namedtuple('Place', 'cluster words')
 CLUSTERS = collections.OrderedDict([
-    ('rack', Place('9 hosts, 4 cores, 10Gbit, 0.1ms', '9 hosts in a rack: 10 Gbit/s, 0.1 ms there '
-                   'and back')),
-    ('office', Place('9 hosts, 4 cores, 1Gbit, 0.5ms, 2 slow by 3', '9 hosts in an office: '
-                     '1 Gbit/s, 0.5 ms; 2 of them are three times as slow')),
-    ('sites', Place('5 hosts, 4 cores, 100Mbit, 50ms', '5 hosts at different sites: 100 Mbit/s, '
-                    '50 ms'))])
+    ('rack', Place('9 hosts, 4 cores, 10Gbit, 0.1ms', '9 hosts of 4 cores in a rack: 10 Gbit/s, '
+                   '0.1 ms there and back')),
+    ('office', Place('9 hosts, 4 cores, 1Gbit, 0.5ms, 2 slow by 3', '9 hosts of 4 cores in an '
+                     'office: 1 Gbit/s, 0.5 ms; 2 of them are three times as slow')),
+    ('sites', Place('5 hosts, 4 cores, 100Mbit, 50ms', '5 hosts of 4 cores at different '
+                    'sites: 100 Mbit/s, 50 ms'))])
 # A row for each of the settings that the advisor names, the best one first.
 COLUMNS = ['model', 'cluster', 'minutes', 'rank', 'scheme', 'window', 'workers', 'ps', 'step_size',
            'seconds', 'from', 'to', 'limited_by', 'parameters', 'local_step', 'machine']

@@ -11,8 +11,9 @@ import schemes
 import study_cases
 from study_cases import (Absent, ALIKE, case, CLUSTERS, NUMBERS, OF_DIGITS, REFERENCE, SOME,
                          Study)
+import study_figures
+from study_figures import best_rows, digits_rows, mean_seconds, soonest_rows
 import study_report
-from study_report import best_rows, digits_rows, mean_seconds, soonest_rows
 
 matplotlib.use('Agg')  # it writes files, and needs no screen
 import matplotlib.pyplot as plt  # noqa: E402
@@ -43,7 +44,7 @@ def _panels(table, titles):
     Returns:
       The figure, and a list of tuples (panel, index of its title, list of `Study`).
     """
-    found = study_report.families(table)
+    found = study_figures.families(table)
     figure, axes = plt.subplots(len(titles), len(found), figsize=(11, 2 + 2.4 * len(titles)),
                                 sharex='row', sharey=True, squeeze=False, constrained_layout=True)
     for panel, family in zip(axes[0], found):
@@ -145,13 +146,13 @@ def curves(table):
 def speed_up(table):
     """Draws the speed-up to the TARGET over one worker, on both networks."""
     figure, panels = _panels(table, [f'speed-up on {cluster}' for cluster in CLUSTERS])
-    batch = study_report.critical_of(table)
+    batch = study_figures.critical_of(table)
     for panel, line, studies in panels:
         panel.plot(TICKS, TICKS, color=GREY, label='linear')
         if batch:
             panel.axvline(batch[1], color=GREY, linestyle=':', label='critical batch')
         for study in studies:
-            found = {number: study_report.speed_up(table, study, number, CLUSTERS[line])
+            found = {number: study_figures.speed_up(table, study, number, CLUSTERS[line])
                      for number in NUMBERS}
             _line(panel, {number: [value] for number, value in found.items() if value},
                   label=study.name, **_look(study.name))

@@ -59,6 +59,12 @@ def notes_in(directory):
             for path in pathlib.Path(directory).glob('*.json')]
 
 
+def of_chief(notes):
+    """Returns those of `notes_in` that the chief wrote, a dict."""
+    chief, = (note for note in notes if note['chief'])
+    return chief
+
+
 class Run:
     """A run of a folder's run.sh, from its start to its end.
 

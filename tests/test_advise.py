@@ -29,10 +29,13 @@ import advise_cluster
 import advise_costs
 from advise_costs import Costs, Figure
 import advise_folders
+from advise_folders import ALONE
 import advise_measure
 import advise_search
-from advise_search import ALONE, Config, Goal, ONE, RUNGS, Search, Space, Trial
+from advise_search import RUNGS, Search
 import advise_simulations
+import advise_space
+from advise_space import Config, Goal, ONE, Space, Trial
 import advise_steps
 import advise_words
 import description
@@ -599,7 +602,7 @@ def test_step_sizes_begin_around_that_of_one_process(searched, monkeypatch):
     assert space.exponents(config) == [study_cases.FARTHEST, study_cases.FARTHEST - 1]
     space.exponent += 2  # as many workers may add
     assert space.exponents(config) == [study_cases.FARTHEST, study_cases.FARTHEST - 1]
-    monkeypatch.setattr(advise_search, '_ADAPTIVE', ('Local-SGD',))
+    monkeypatch.setattr(advise_space, '_ADAPTIVE', ('Local-SGD',))
     assert space.exponents(config) == [0, -1, 1]
 
 
@@ -773,6 +776,21 @@ def test_many_workers_are_simulated_for_longer(searched):
     assert search._affordable_first('HogWild')[0].workers < 32
 
 
+def test_many_workers_are_tried_first_if_they_are_much_faster(searched):
+    """32 that have one thread each may not be, and cost four times as long to simulate."""
+    def first(text, costs):
+        search, _ = searched(text, costs, seconds=6000)
+        order = search._affordable_first('HogWild')
+        rates = {config.workers: search._space.rate(config) for config in order}
+        return order[0].workers, rates[32] / rates[8]
+
+    workers, faster = first('33 hosts, 1 core, 10Gbit, 0.1ms', costs_of())
+    assert workers == 32 and faster > 2
+    slow = costs_of(step_1_thread=0.05, step_2_threads=0.02, one_process=0.02)
+    workers, faster = first('9 hosts, 4 cores, 1Gbit, 0.1ms', slow)
+    assert workers == 8 and 1 < faster < 2
+
+
 def test_within_a_time_all_that_counts_is_the_accuracy(searched, monkeypatch):
     """And not how soon it came to 1."""
     monkeypatch.setattr(Invented, 'needed', 10)
@@ -834,8 +852,9 @@ def entry_of(scheme, seconds, **values):
     """Returns what the answer has of a setting."""
     return dict({'scheme': scheme, 'seconds': seconds, 'from': seconds, 'to': seconds,
                  'accuracy': 0.9, 'loss': 0.1, 'simulated_seconds': 10., 'step_size': 0.1,
-                 'workers': 2, 'ps': 1, 'window': 1, 'limited_by': 'computing', 'computes': 0.8,
-                 'waits': 0., 'seeds': 1, 'reached': None}, **values)
+                 'workers': 2, 'workers_on_a_host': 1, 'ps': 1, 'window': 1,
+                 'limited_by': 'computing', 'computes': 0.8, 'waits': 0., 'seeds': 1,
+                 'reached': None}, **values)
 
 
 def test_settings_are_compared_after_the_same_time():
@@ -877,6 +896,8 @@ def test_what_hardly_pays_is_not_advised():
     said = said_of(entry_of('AGN', 5.), entry_of(ALONE, 10.))
     assert said[0].startswith('Distribute it: AGN with 2 workers, 1 parameter server and a step ')
     assert said[1] == 'It pays: one process takes 10 s, 2 times as long.'
+    assert said_of(entry_of('AGN', 5., workers=8, workers_on_a_host=4))[0].startswith(
+        'Distribute it: AGN with 8 workers (up to 4 on a host), 1 parameter server and ')
     assert said[2] == ('What holds AGN up: hardly anything: its workers compute for 80% of their '
                        'time.')
 

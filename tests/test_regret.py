@@ -13,8 +13,8 @@ from conftest import ROOT
 from measuring import hosts, results
 
 import advise_cluster
+from advise_folders import ALONE
 import advise_measure
-import advise_search
 import regret
 from regret import Pair
 import regret_report
@@ -286,7 +286,7 @@ def test_a_pair_is_judged(tmp_path):
     assert [row['role'] for row in rows][0] == 'advised' and len(runs) == len(rows) >= 5
     assert not any(row['complaint'] for row in runs), runs
     assert any(row['seconds'] for row in runs) and '1 pair, 0.1 minutes each' in done.stdout
-    assert advise_search.ALONE in {row['scheme'] for row in runs}
+    assert ALONE in {row['scheme'] for row in runs}
 
 
 def test_predictions_by_scheme():

@@ -19,6 +19,7 @@ import study
 import study_cases
 from study_cases import Absent, case, DIGITS, NUMBERS, settle, SOME, Study
 import study_plots
+import study_figures
 import study_report
 from test_readme import prose
 
@@ -83,10 +84,10 @@ def of(table, name):
 
 
 def test_every_scheme_is_in_the_study():
-    tuned = [name for members in study_report.FAMILIES.values() for name in members]
+    tuned = [name for members in study_figures.FAMILIES.values() for name in members]
     found = [*tuned, *study_cases.ALIKE]
     assert sorted(found) == sorted(study_cases.names()), (
-        'FAMILIES of Simulation/study_report.py has them by kind, ALIKE of study_cases.py those '
+        'FAMILIES of Simulation/study_figures.py has them by kind, ALIKE of study_cases.py those '
         'that make the updates of another one')
     assert set(study_cases.ALIKE.values()) <= set(tuned)
 
@@ -251,7 +252,7 @@ def test_what_the_tables_say(table):
 
 def test_the_guides(table):
     excess, times = study_report.excess_guide(table), study_report.times_guide(table)
-    tuned = sum(map(len, study_report.FAMILIES.values()))
+    tuned = sum(map(len, study_figures.FAMILIES.values()))
     far = tuned - len(study_cases.WITHOUT_CENTER)
     assert re.search(rf'^\| 8 \| 0\.\d+( ± 0\.010)? \| .* \| {tuned} \|$', excess, re.MULTILINE)
     assert f'| sites | 256 | none |  | none | 0 of {far} |' in times
@@ -263,10 +264,10 @@ def test_the_guides(table):
 def test_the_critical_batch():
     """Found again where N workers need 1,000 (1 + N / 50) steps; not in a line that falls."""
     workers = 1, 8, 64, 256
-    found = study_report.critical({n: 1000 * (1 + n / 50) for n in workers})
+    found = study_figures.critical({n: 1000 * (1 + n / 50) for n in workers})
     assert found == pytest.approx((1000, 50))
-    assert study_report.critical({n: 1000 - n for n in workers}) is None
-    assert study_report.critical({1: 1000, 8: 1100}) is None
+    assert study_figures.critical({n: 1000 - n for n in workers}) is None
+    assert study_figures.critical({1: 1000, 8: 1100}) is None
 
 
 def test_a_cell_is_repeated_by_one_command(table):
@@ -334,7 +335,7 @@ def test_pictures(name, table):
     if name == 'study-windows.png':
         assert drawn.count('Local-SGD, unequal data') == 2
     else:
-        tuned = {each for members in study_report.FAMILIES.values() for each in members}
+        tuned = {each for members in study_figures.FAMILIES.values() for each in members}
         assert tuned <= set(drawn)
     study_plots.plt.close(figure)
 
@@ -398,7 +399,7 @@ def test_the_conclusions_hold():
     (alone,), losses, far, rates, unequal = [values for _, values in
                                              study_report.findings(table)]
     assert study_report.conclusions(table).count('\n- ') == 4
-    *some, (with_most, _) = [study_report.arrivals(table, workers)
+    *some, (with_most, _) = [study_figures.arrivals(table, workers)
                              for workers in study_cases.NUMBERS]
     times = [found[0][0] for found, _ in some]
     assert times[1] < min(times[0], times[2]) and max(times) < alone and with_most == []
