@@ -103,6 +103,7 @@ class Search:
         try:
             self._try_one_process()
             trials = self._halve()
+            self._finish()
             for until in _UNTIL:
                 trials = self._go_on(trials, until)
                 self._repeat()
@@ -335,6 +336,28 @@ class Search:
         """Returns the seconds of the best trial, a float; infinite if none came to the target."""
         kind, seconds, *_ = min(map(self.worth, self.ranked()), default=(1, 0.))
         return math.inf if kind else seconds
+
+    def _finish(self):
+        """Simulates on, the most accurate first, what had no time to show whether it is sooner."""
+        if not self._goal.target:
+            return
+        soonest = self._soonest()
+        left = _UNTIL[-1] - 1 + (self._deadline - time.monotonic()) / self._wall
+        if left <= 0:
+            return
+        rung = RUNGS[-1]._replace(share=left)
+        some = self._affordable([trial for trial in self.ranked()
+                                 if self._is_cut_short(trial, soonest)], rung, 1)
+        if some:
+            steps = self._lengths(some, rung)
+            self._simulate([trial for trial, each in steps.items() if each > self._steps[trial]],
+                           steps.get, _UNTIL[-1], len(RUNGS) - 1)
+
+    def _is_cut_short(self, trial, soonest):
+        """Returns whether a trial came to the last rung, but not to `soonest`, in seconds."""
+        row, rung = self.found[trial][1]
+        seconds = self._space.rows[trial.config].get('start', 0.) + float(row['seconds'])
+        return self.worth(trial)[0] == 1 and rung == len(RUNGS) - 1 and seconds < soonest
 
     def _go_on(self, trials, until):
         """Tries more trials of a list, and such as are like the best, until a share of the time.
