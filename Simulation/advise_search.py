@@ -343,11 +343,9 @@ class Search:
             return
         soonest = self._soonest()
         left = _UNTIL[-1] - 1 + (self._deadline - time.monotonic()) / self._wall
-        if left <= 0:
-            return
         rung = RUNGS[-1]._replace(share=left)
-        some = self._affordable([trial for trial in self.ranked()
-                                 if self._is_cut_short(trial, soonest)], rung, 1)
+        short = [trial for trial in self.found if self._is_cut_short(trial, soonest)]
+        some = self._affordable(sorted(short, key=self.worth), rung, 1)
         if some:
             steps = self._lengths(some, rung)
             self._simulate([trial for trial, each in steps.items() if each > self._steps[trial]],
@@ -355,9 +353,11 @@ class Search:
 
     def _is_cut_short(self, trial, soonest):
         """Returns whether a trial came to the last rung, but not to `soonest`, in seconds."""
-        row, rung = self.found[trial][1]
+        row, rung = self.found[trial].get(1, (None, 0))
+        if rung < len(RUNGS) - 1 or self.worth(trial)[0] != 1:
+            return False
         seconds = self._space.rows[trial.config].get('start', 0.) + float(row['seconds'])
-        return self.worth(trial)[0] == 1 and rung == len(RUNGS) - 1 and seconds < soonest
+        return seconds < soonest
 
     def _go_on(self, trials, until):
         """Tries more trials of a list, and such as are like the best, until a share of the time.

@@ -791,6 +791,26 @@ def test_many_workers_are_tried_first_if_they_are_much_faster(searched):
     assert workers == 8 and 1 < faster < 2
 
 
+def test_what_was_cut_short_and_may_be_the_soonest_goes_on(searched, clock):
+    """What is there no sooner than another one does not, nor what was left before the last rung."""
+    search, made = searched(FOUR, costs_of())
+    first, *others = [trial for trial in search.ranked()
+                      if trial.config != ONE and not search.worth(trial)[0]]
+    late, early = others[:2]
+    for trial, seconds, rung in ((first, 0., 2), (late, 99., 2), (early, 0., 1)):
+        row, _ = search.found[trial][1]
+        search.found[trial] = {1: (dict(row, target_seconds='', seconds=str(seconds)), rung)}
+        search._steps[trial] = 100
+    made.asked.clear()
+    search._deadline = clock.now + search._wall
+    search._finish()
+    assert [trial for trial, _ in made.asked] == [first] and not search.worth(first)[0]
+    search._deadline = clock.now
+    search.found[first] = {1: (dict(row, target_seconds=''), 2)}
+    search._finish()
+    assert len(made.asked) == 1, 'there is no time'
+
+
 def test_within_a_time_all_that_counts_is_the_accuracy(searched, monkeypatch):
     """And not how soon it came to 1."""
     monkeypatch.setattr(Invented, 'needed', 10)
