@@ -111,7 +111,9 @@ def _cell(its):
     if alone:
         text += f'; one process: {_seconds(alone)}'
     elif first['scheme'] == ALONE and others:
-        text += f'; the next: {_link(others[0], "")}, {_seconds(others[0])}'
+        is_sooner = float(others[0]['seconds']) < float(first['seconds'])
+        text += (f'; {"hardly sooner" if is_sooner else "the next"}: {_link(others[0], "")}, '
+                 f'{_seconds(others[0])}')
     elif first['scheme'] == ALONE and len(its) > 1:
         text += '; none of the others comes there in the time simulated'
     return text

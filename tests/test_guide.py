@@ -30,6 +30,8 @@ def test_what_stands_in_the_table():
     assert rack.endswith('there and back | [Ring-AllReduce](Ring-AllReduce/), 8 workers: 2 s; as '
                          'soon: [Synchronous-SGD](Synchronous-SGD/); one process: 6 s |')
     assert office.endswith('| one process: 6 s; the next: [AGN](AGN/), 6.2 s |')
+    little = [row('office', 0, 'one process', 6.), row('office', 1, 'AGN', 5.9)]
+    assert '| one process: 6 s; hardly sooner: [AGN](AGN/), 5.9 s |' in guide.table(little)
     assert sites.endswith('| none comes there in the time simulated |')
     alone = dict(ROWS[2], rank='0', cluster='sites')
     assert guide.table([*ROWS[:-1], alone, dict(ROWS[-1], rank='1')]).endswith(
