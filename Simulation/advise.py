@@ -289,7 +289,7 @@ def main(arguments):
         os.chdir(str(folder.path))  # where a model looks for its files
     costs, path = _costs(options, folder, place)
     goal = advise_space.Goal(None if options.within else options.target or _TARGET,
-                              options.within)
+                             options.within)
     answer = search(options, folder, cluster, costs, path, place, goal)
     readmes.show(answer.table())
     print('\n' + '\n'.join(f'{number}. {text}' for number, text in

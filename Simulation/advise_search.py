@@ -115,6 +115,10 @@ class Search:
             self.is_stopped = True
             self._simulations.stop()
 
+    def _left(self, until):
+        """Returns what share of the time is left until a share of it is over, or less than 0."""
+        return until - 1 + (self._deadline - time.monotonic()) / self._wall
+
     def _afford(self, share, number):
         """Returns how many local steps each of so many simulations can have, an int.
 
@@ -342,8 +346,7 @@ class Search:
         if not self._goal.target:
             return
         soonest = self._soonest()
-        left = _UNTIL[-1] - 1 + (self._deadline - time.monotonic()) / self._wall
-        rung = RUNGS[-1]._replace(share=left)
+        rung = RUNGS[-1]._replace(share=self._left(_UNTIL[-1]))
         short = [trial for trial in self.found if self._is_cut_short(trial, soonest)]
         some = self._affordable(sorted(short, key=self.worth), rung, 1)
         if some:
@@ -365,7 +368,7 @@ class Search:
         Returns those that may be next, as `_halve`.
         """
         while True:
-            left = until - 1 + (self._deadline - time.monotonic()) / self._wall
+            left = self._left(until)
             if left <= 0:
                 return trials
             rung = RUNGS[-1]._replace(share=left)

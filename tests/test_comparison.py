@@ -317,6 +317,7 @@ def test_tensorboard_serves_all_runs(compared, programs):
                 and all({'loss', 'accuracy', 'steps/s'} < set(its) for its in tags.values()))
 
     wait_until(lambda: complete() or not board.running, board, tags)
+    assert complete(), tags
     # A worker that begins late has hardly a point of its own.
     values = sorted((step, loss) for run in ('AGN', 'AGN/worker-1')
                     for _, step, loss in get(f'plugin/scalars/scalars?run={run}&tag=loss'))
