@@ -88,10 +88,15 @@ def _is_cut_short(best, other):
                 and other['simulated_seconds'] < best['seconds'])
 
 
+def is_sooner(seconds, others):
+    """Returns whether a time is less than another one, and not alike; floats."""
+    return seconds < others / _ALIKE
+
+
 def _hardly_pays(best, other):
     """Returns whether another entry is sooner than the best one, which is one process."""
     return bool(best['seconds'] and other['seconds']
-                and other['seconds'] < best['seconds'] / _ALIKE)
+                and is_sooner(other['seconds'], best['seconds']))
 
 
 def _choice(answer, best, other, counts):

@@ -19,6 +19,7 @@ from measuring.results import machine, read, write
 import advise
 import advise_costs
 from advise_folders import ALONE
+import advise_words
 import advised
 import experiments
 
@@ -111,7 +112,7 @@ def _cell(its):
     if alone:
         text += f'; one process: {_seconds(alone)}'
     elif first['scheme'] == ALONE and others:
-        is_sooner = float(others[0]['seconds']) < float(first['seconds'])
+        is_sooner = advise_words.is_sooner(*(float(row['seconds']) for row in (others[0], first)))
         text += (f'; {"hardly sooner" if is_sooner else "the next"}: {_link(others[0], "")}, '
                  f'{_seconds(others[0])}')
     elif first['scheme'] == ALONE and len(its) > 1:
