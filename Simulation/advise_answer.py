@@ -139,7 +139,7 @@ class Answer:
         times = [float(row['target_seconds']) for row in rows if row['target_seconds'] != '']
         config, clock = trial.config, self._space.rows[trial.config]
         flag, size = self._space.step_size(trial)
-        start = clock.get('start', 0.)
+        start = self._space.start(config)
         reached = bool(self.goal.target) and len(times) == len(rows)
         # Other seeds end soon after the target, and so the first one tells what comes in the end.
         whole = [row for row in rows[:1 if self.goal.target else None] if row['accuracy'] != '']
@@ -304,7 +304,7 @@ class Answer:
         there = rows and len(times) == len(rows) and self._search.worth(trial)[0] == 0
         return dict(
             config._asdict(), step_size=float(self._space.step_size(trial)[1]),
-            seconds=clock.get('start', 0.) + statistics.mean(times) if there else None,
+            seconds=self._space.start(config) + statistics.mean(times) if there else None,
             local_steps=self._local_steps(rows) if there else None,
             local_steps_per_second=clock['rate'],
             local_steps_of_update=self._space.steps_of_update(config), flags=self._flags(trial),

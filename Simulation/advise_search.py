@@ -163,7 +163,7 @@ class Search:
 
     def worth(self, trial):
         """Returns how good a trial is, see `worth`: its mean over the seeds if they end alike."""
-        start = self._space.rows[trial.config].get('start', 0.)
+        start = self._space.start(trial.config)
         each = [worth(*its, start) for _, its in sorted(self.found[trial].items())]
         (kind, rung, *_), *others = each
         if any(other[0] != kind for other in others):
@@ -359,8 +359,7 @@ class Search:
         row, rung = self.found[trial].get(1, (None, 0))
         if rung < len(RUNGS) - 1 or self.worth(trial)[0] != 1:
             return False
-        seconds = self._space.rows[trial.config].get('start', 0.) + float(row['seconds'])
-        return seconds < soonest
+        return self._space.start(trial.config) + float(row['seconds']) < soonest
 
     def _go_on(self, trials, until):
         """Tries more trials of a list, and such as are like the best, until a share of the time.

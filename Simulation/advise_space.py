@@ -69,6 +69,10 @@ class Space:
         """Returns the local steps/s of a `Config`, a float."""
         return self.rows[config]['rate']
 
+    def start(self, config):
+        """Returns how many seconds longer the first runs of a `Config` take, a float."""
+        return self.rows[config].get('start', 0.)
+
     @property
     def local_steps(self):
         """The local steps that one process makes by default."""
