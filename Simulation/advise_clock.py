@@ -63,7 +63,7 @@ class Silent:
     """Stands for a `player.Player`: it knows sizes, counts updates, and computes nothing.
 
     Attributes:
-      scheme, hparams, pieces, pushes, pushes_first, parameters, source: see there.
+      scheme, hparams, pieces, pushes, overlaps, parameters, source: see there.
     """
 
     source = None
@@ -78,7 +78,7 @@ class Silent:
             sys.exit('with these flags not all rounds are the same, or they exchange while they '
                      'compute: the clock alone does not tell')
         self.scheme, self.hparams, self.pushes = player.scheme, player.hparams, player.pushes
-        self.pushes_first, self.parameters = player.pushes_first, player.parameters
+        self.overlaps, self.parameters = player.overlaps, player.parameters
         player.begin(0)
         if hasattr(player.source, 'take'):
             player.source.begin(0)

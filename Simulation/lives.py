@@ -16,7 +16,7 @@ import links
 from processors import Processors
 from rounds import Piece
 
-_OVERLAPS = 'overlaps'  # a worker pushes, and computes meanwhile
+_OVERLAPS = 'overlaps'  # a worker pulls and pushes, and computes meanwhile
 
 
 def kind_of(player):
@@ -70,12 +70,11 @@ class Life:
         self.travels = self.network(clock, cluster, scale, seed)
         self.processors = Processors(clock, cluster, self.stages)
         does = {'pulls': self._pull, 'computes': self._compute, 'pushes': self._push,
-                'waits': self._follow, _OVERLAPS: self._push_and_compute}
-        kinds = player.pieces
-        # On shared processors a worker has one thread, which cannot send while it computes.
-        if player.pushes_first and not cluster.cores:
-            kinds = [[pull, compute._replace(what=_OVERLAPS)] for pull, compute, *_ in kinds]
-        self._pieces = [[(piece, does[piece.what]) for piece in pieces] for pieces in kinds]
+                'waits': self._follow, _OVERLAPS: self._exchange_and_compute}
+        self._pieces = [[(piece, does[piece.what]) for piece in pieces]
+                        for pieces in player.pieces]
+        self._overlapping = [[(compute._replace(what=_OVERLAPS), self._exchange_and_compute)]
+                             for _, compute, *_ in player.pieces] if player.overlaps else []
 
     def of(self, worker):
         """The life of a worker, a process: from when it comes until it leaves."""
@@ -97,23 +96,42 @@ class Life:
     def _round(self, worker):
         """A process: a worker makes a round, in the pieces of its kind."""
         clock, phase, one = self._clock, self._record.phase, None
-        for number in range(len(self._pieces[0])):
+        kinds = self._overlapping if self._overlaps(worker) else self._pieces
+        for number in range(len(kinds[0])):
             # It knows which kind it is when it has pulled, and all kinds begin with that.
-            piece, process = self._pieces[one.kind.number if one else 0][number]
+            piece, process = kinds[one.kind.number if one else 0][number]
             began = clock.now
             one = (yield from process(worker, one, piece)) or one
-            if piece.what != _OVERLAPS:  # which are two phases
+            if piece.what != _OVERLAPS:  # which are several phases
                 phase(worker, piece.what, began, clock.now)
 
-    def _push_and_compute(self, worker, one, piece):
-        """A process: pushes while the local steps of a piece are computed; see `_pull`."""
-        began, computed = self._clock.now, self._when_computed(worker, piece.local_steps)
+    def _overlaps(self, worker):
+        """Returns whether a worker exchanges and computes at the same time.
+
+        On shared processors it has one thread, which cannot send while it computes; but while it
+        sleeps.
+        """
+        return self._player.overlaps and (not self._cluster.cores or self._delays[worker] > 0)
+
+    def _exchange_and_compute(self, worker, one, piece):
+        """A process: pulls during the first local step, and pushes during the others; see `_pull`.
+
+        The first gradient is taken where the worker is before the exchange, and needs no pull.
+        """
+        clock, phase, began = self._clock, self._record.phase, self._clock.now
+        first = self.processors.computation(self._computes[worker](1)) + self._delays[worker]
+        one = yield from self._pull(worker, one, piece)
+        pulled = clock.now
+        lasts = self._when_computed(worker, piece.local_steps - 1) - pulled
+        computed = max(first, pulled) + lasts
         yield from self._push(worker, one, piece._replace(local_steps=0))
         yield from self._follow(worker, one, piece)
         yield computed
         self._record.local_steps += piece.local_steps
-        self._record.phase(worker, 'computes', began, computed)
-        self._record.phase(worker, 'pushes', computed, self._clock.now)
+        phase(worker, 'computes', began, first)
+        phase(worker, 'pulls', first, max(first, pulled))
+        phase(worker, 'computes', max(first, pulled), computed)
+        phase(worker, 'pushes', computed, clock.now)
 
     def _enter(self, worker):
         """A process that ends when a worker may begin its round: at once."""

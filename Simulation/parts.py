@@ -166,6 +166,17 @@ def only_reads_and_assigns(fetches, may_be_fed, places):
             and not any(each.name in given for each in fetched))
 
 
+def following(tensors):
+    """Returns the set of ops that depend on the values of some tensors."""
+    found, left = set(), list(tensors)
+    while left:
+        for op in left.pop().consumers():
+            if op not in found:
+                found.add(op)
+                left.extend(op.outputs)
+    return found
+
+
 def changed_by(ops):
     """Returns the set of handles, ops, of the variables that a collection of ops may change."""
     return {tensor.op for op in ops if op.type not in _READING for tensor in op.inputs

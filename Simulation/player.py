@@ -50,7 +50,8 @@ class Player:
       pieces: list by kind of round of lists of `Piece`, what a worker does in it: kind 0 is the
         scheme's own, and then come its `others`. All have as many pieces, and the same ones.
       pushes: int, how many pushes a round has.
-      pushes_first: bool, whether a push needs no batch: it can leave before the worker computes.
+      overlaps: bool, whether a worker can pull during its first local step, and push during the
+        others.
       computes_later: bool, whether a worker's computation depends on nothing but what it has pulled
         and drawn. Otherwise, as with dropout, each is made when the worker pulls.
       tear: function of the list of arrays that a worker pushes, which returns what arrives of it;
@@ -123,13 +124,20 @@ class Player:
             each.make(self.session, places)
         self.pieces = [each.pieces for each in self._parts[:len(self._seams)]]
         self.pushes = len(self._parts[0].push)
-        self.pushes_first = (self.pushes == 1 and
-                             not parts.needed(scheme.pushed, self.source.placeholders)[1])
+        self.overlaps = len(self._seams) == self.pushes == 1 and self._overlaps()
         self._step = Part(self.session, [step])
         if gate:
             self._join, self._leave = (Part(self.session, [op], [gate.worker], places)
                                        for op in (gate.join, gate.leave))
             self._look = Part(self.session, [gate.clocks], (), places)
+
+    def _overlaps(self):
+        """Returns whether the push needs no batch, and the first gradient no pull."""
+        kept, of_batch, pulled = map(parts.following, (
+            [variable.handle for variable in self.scheme.own], self.source.placeholders[:1],
+            self.scheme.pull))
+        needs = parts.needed(self.scheme.pushed, self.source.placeholders)[1]
+        return not needs and bool(kept & of_batch - pulled)
 
     def _are_alone(self, places):
         """Returns whether computations depend neither on other runs, nor on each other.

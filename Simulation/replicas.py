@@ -107,10 +107,10 @@ class Replicas:
       computes_later: bool, see `player.Player`.
       there: collection of ints, the workers whose replicas count in the mean.
       say: function of a string, which prints a line.
-      pieces, pushes, pushes_first: as a round has no pulls and no pushes.
+      pieces, pushes, overlaps: as a round has no pulls and no pushes.
     """
 
-    pieces, pushes, pushes_first = (), 1, False
+    pieces, pushes, overlaps = (), 1, False
 
     def __init__(self, program, make, make_test, hparams, num_workers, seed=1):
         """Makes the graph and the session.

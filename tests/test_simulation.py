@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from tfdist.data import problem
-from tfdist.scheme import local_rules, schedule
+from tfdist.scheme import exchange, local_rules, schedule
 from tfdist.scheme.toy import Problem
 from tfdist.start.quiet import tf
 
@@ -73,7 +73,7 @@ class Toy:
       exchanges: list of tuples for each pull and push: the virtual time, worker, and which it is.
     """
 
-    def __init__(self, folder, ms, cluster, train_steps=60, seed=1, **changes):
+    def __init__(self, folder, ms, cluster, train_steps=60, seed=1, sleeps=0., **changes):
         program, pushed, self.exchanges = load_program(folder), [], []
 
         def make():
@@ -107,7 +107,7 @@ class Toy:
         self.clock = Clock()
         self.record = Record('toy', self.clock, train_steps, 1, self.player.test, 1)
         self.life = lives.kind_of(self.player)(
-            self.clock, cluster, self.player, self.record, [0.] * len(ms), seed)
+            self.clock, cluster, self.player, self.record, [sleeps] * len(ms), seed)
         self.crew = Crew(self.clock, cluster, self.life, seed)
 
     def run(self):
@@ -120,10 +120,10 @@ def toy():
     """A function that makes a `Toy` and runs it; see there."""
     made = []
 
-    def make(folder, workers, train_steps=60, seed=1, ms=None, changes=None, **said):
+    def make(folder, workers, train_steps=60, seed=1, ms=None, changes=None, sleeps=0., **said):
         cluster = description.Cluster(workers=str(workers), **said)
         ms = np.random.RandomState(1).randint(4, 12, size=workers) / 4 if ms is None else ms
-        made.append(Toy(folder, ms, cluster, train_steps, seed, **(changes or {})))
+        made.append(Toy(folder, ms, cluster, train_steps, seed, sleeps, **(changes or {})))
         made[-1].ms = ms
         return made[-1].run()
 
@@ -281,18 +281,58 @@ def test_a_hop_of_a_ring_takes_its_time(toy):
     assert alone.clock.now == pytest.approx(1e-3)
 
 
-@pytest.mark.parametrize('latency, seconds', [('1ms', 12e-3), ('10ms', 40e-3)])
-def test_who_pushes_what_it_pulled_computes_meanwhile(toy, latency, seconds):
-    """An elastic exchange takes no gradient: after two latencies it leaves, and takes two more."""
+@pytest.mark.parametrize('latency, round_, pulls, pushes', [
+    ('1ms', 10e-3, 0, 0), ('4ms', 16e-3, 3e-3, 3e-3), ('10ms', 40e-3, 15e-3, 15e-3)])
+def test_who_pushes_what_it_pulled_computes_meanwhile(toy, latency, round_, pulls, pushes):
+    """A pull and a push take two latencies each; the push needs no gradient.
+
+    The first of two local steps of 5 ms needs no pull.
+    """
     one = toy('AEASGD', 1, train_steps=2, step=['5ms'], latency=[latency])
     # It ends with the second push: that comes three latencies after the first round.
     pushed = 3 * float(latency[:-2]) / 1000
-    assert one.clock.now == pytest.approx(seconds + pushed)
-    assert one.record.seconds['computes'] == pytest.approx(10e-3)
-    assert one.record.seconds['pushes'] == pytest.approx(seconds - pushed * 2 / 3 - 10e-3)
+    assert one.clock.now == pytest.approx(round_ + pushed)
+    assert [one.record.seconds[what] for what in ('computes', 'pulls', 'pushes')] == pytest.approx(
+        [10e-3, pulls, pushes])
     # One thread does the one after the other.
     shared = toy('AEASGD', 1, train_steps=2, step=['5ms'], latency=[latency], cores='2')
     assert shared.clock.now == pytest.approx(2 * (10e-3 + pushed) + pushed / 3)
+    # While it sleeps, it can send and receive.
+    asleep = toy('AEASGD', 1, train_steps=2, step=['1ms'], sleeps=0.004, latency=[latency],
+                 cores='2')
+    assert asleep.clock.now == pytest.approx(round_ + pushed)
+
+
+@pytest.mark.parametrize('at_center', [False, True])
+def test_whose_first_gradient_is_at_the_center_waits_for_its_pull(toy, monkeypatch, at_center):
+    """Though its push needs no gradient: then nothing overlaps."""
+    def make(self, network, global_step, hparams, *_):
+        variables = network.variables
+        self.own = [exchange.own_variable(variable.read_value(), f'own/{variable.op.name}')
+                    for variable in variables]
+        own = [variable.read_value() for variable in self.own]
+        self.pull = exchange.pull(variables, global_step)
+        self.pushed = [0.1 * (mine - other) for mine, other in zip(own, self.pull[1:])]
+        values = self.pull[1:] if at_center else own
+        for _ in range(hparams.communication_window):
+            gradients, figures = network.gradients_at(values)
+            values = exchange.add(values, gradients, -0.1)
+        with tf.control_dependencies([exchange.assign(self.own, values)]):
+            self.computed = exchange.mean([figures])
+        with tf.control_dependencies([exchange.add_to(variables, self.pushed)]):
+            self.push = exchange.count(global_step, self.pull[0])
+
+    program = load_program('AEASGD')
+    monkeypatch.setattr(program.Scheme, 'make', make)
+    monkeypatch.setattr(sys.modules[__name__], 'load_program', lambda _: program)
+    one = toy('AEASGD', 1, train_steps=2, step=['5ms'], latency=['1ms'])
+    assert one.player.overlaps != at_center
+    assert one.clock.now == pytest.approx(10e-3 + 3e-3 if not at_center else 14e-3 + 13e-3)
+
+
+@pytest.mark.parametrize('folder', ['HogWild', 'AGN', 'AEAMSGD', 'DOWNPOUR', 'DC-ASGD'])
+def test_whose_exchange_overlaps(toy, folder):
+    assert toy(folder, 2, train_steps=1).player.overlaps == (folder == 'AEAMSGD')
 
 
 def test_with_backups_the_chief_completes_steps_in_runs_of_their_own(toy):
