@@ -28,7 +28,7 @@ FIGURES = ['accuracy', 'loss', 'diverged', 'steps', 'examples', 'seconds', 'targ
 # The most bytes that were in line at a ps, and all bytes that have travelled.
 OF_LINKS = ['in_line', 'sent']
 OF_HALVES = ['excess_loss', 'validation_accuracy', 'validation_loss', 'validation_excess_loss',
-             'excess_curve']
+             'excess_curve', 'error_curve']
 
 
 class Scheme:
@@ -195,7 +195,8 @@ def figures_of(simulation):
 
     Returns:
       Dict of FIGURES, OF_HALVES and OF_LINKS. The excess curve has for each test the local steps,
-      seconds, and the excess loss on both halves of the test set.
+      seconds, and the excess loss on both halves of the test set; where there is none, the error
+      curve has the share of wrong answers in its place.
     """
     record = simulation.record
     last, reached = record.curve[-1], record.reached_target or {}
@@ -220,13 +221,21 @@ def figures_of(simulation):
         found[name] = '' if amount is None else float(amount)
     found.update((name, last[name]) for name in OF_HALVES if name in last)
     if 'validation_excess_loss' in last:
-        found['excess_curve'] = ' '.join(
-            f'{row["examples"] // BATCH}:{row["seconds"]:.5g}:{row["test_excess_loss"]:.4g}:'
-            f'{row["validation_excess_loss"]:.4g}' for row in record.curve)
+        found['excess_curve'] = _curve_of_halves(
+            record, lambda row, half: row[f'{half}_excess_loss'])
+    elif 'validation_accuracy' in last:
+        found['error_curve'] = _curve_of_halves(
+            record, lambda row, half: 1 - row[f'{half}_accuracy'])
     for name, value in found.items():
         if isinstance(value, float):
             found[name] = float(f'{value:.5g}')
     return found
+
+
+def _curve_of_halves(record, figure):
+    """Returns a curve as text; `figure` is a function of a test and the name of a half."""
+    return ' '.join(f'{row["examples"] // BATCH}:{row["seconds"]:.5g}:{figure(row, "test"):.4g}:'
+                    f'{figure(row, "validation"):.4g}' for row in record.curve)
 
 
 def _end_with_who_asks():

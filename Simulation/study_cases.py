@@ -10,19 +10,19 @@ import functools
 from measuring.study import reached, TEACHER, worth
 import schemes
 
-DIGITS = 'digits'
-# The local steps, of 32 examples, of all workers together: 100 by each of 1,024.
-LOCAL_STEPS = {TEACHER: 102400, DIGITS: 10000}
+DIGITS, MNIST = 'digits', 'mnist'
+# The local steps, of 32 examples, of all workers together: 100 by each of 1,024, or of 64.
+LOCAL_STEPS = {TEACHER: 102400, DIGITS: 10000, MNIST: 6400}
 COLUMNS = ['model', 'workers', 'cluster', 'step', 'update', 'ps_bandwidth', 'links', 'torn',
            'teacher_shift', 'learning_rate', 'server_learning_rate', 'communication_window',
            'inner', 'outer', 'outer_learning_rate', 'outer_momentum', 'local_steps', 'tests',
            'validation', 'seed', 'algorithm', 'roles']
 FIGURES = ['excess_loss', 'validation_excess_loss', 'accuracy', 'validation_accuracy', 'loss',
            'validation_loss', 'diverged', 'examples', 'seconds', 'target_seconds', 'staleness',
-           'staleness_90', 'staleness_max', 'computes', 'waits', 'excess_curve', 'wall_seconds',
-           'megabytes']
+           'staleness_90', 'staleness_max', 'computes', 'waits', 'excess_curve', 'error_curve',
+           'wall_seconds', 'megabytes']
 NUMBERS = 8, 64, 256, 1024  # of workers
-OF_DIGITS = 1, 8, 64
+OF_IMAGES = 1, 8, 64  # of the digits and of MNIST
 SOME = 64  # workers with which the study begins, and whose cluster is varied
 CLUSTERS = 'ethernet', 'sites'
 STEPS = {'none': '', 'stragglers': ','.join(['2ms'] * 9 + ['10ms']), 'tails': 'pareto:1ms:2'}
@@ -100,7 +100,7 @@ def rate_of(name, exponent):
 
 def case(workers, problem=TEACHER, **flags):
     """Returns a case: some workers on `ethernet`, but for what other flags say."""
-    of_problem = {'model': problem} if problem == TEACHER else {}
+    of_problem = {} if problem == DIGITS else {'model': problem}
     return dict(of_problem, **dict({
         'workers': str(workers), 'cluster': CLUSTERS[0], 'tests': '16', 'validation': 'true',
         'local_steps': str(LOCAL_STEPS[problem])}, **flags))
@@ -206,7 +206,7 @@ class Study:
                       STARTS.get(self.name, 0) if start is None else start)
 
     def soonest(self, its_case):
-        """Returns the exponent that reaches the TARGET first, of those there; or the best one."""
+        """Returns the exponent that is `reached` first, of those there; or the best one."""
         times = {exponent: reached(row, half=1)[1] for exponent, row in
                  self.there(its_case).items() if reached(row, half=1)}
         return min(times, key=times.get) if times else self.chosen(its_case)
@@ -224,7 +224,7 @@ class Study:
 
     def tuned(self, workers, problem=TEACHER):
         """Returns the case of some workers, after the search for its step sizes."""
-        numbers = NUMBERS if problem == TEACHER else OF_DIGITS
+        numbers = NUMBERS if problem == TEACHER else OF_IMAGES
         where, begin = numbers.index(workers), numbers.index(SOME)
         start = None
         if where != begin:  # it begins where its neighbour ended
@@ -254,10 +254,17 @@ class Study:
         return case(1)
 
 
-def seeds_of(one, its_case, tuned=True):
-    """Asks for all SEEDS of what is told of a case; `one` is a `Study`."""
+def seeds_of(one, its_case, tuned=True, timed=True):
+    """Asks for all SEEDS of what is told of a case.
+
+    Args:
+      one: `Study`.
+      its_case: dict.
+      tuned: bool, whether its step size was searched for in this very case.
+      timed: bool, whether the time to a target is told, too.
+    """
     best = one.best(its_case) if tuned else one.chosen(its_case)
-    for exponent in sorted({best, one.soonest(its_case)}):
+    for exponent in sorted({best, one.soonest(its_case)} if timed else {best}):
         for seed in SEEDS:
             one.row(its_case, exponent, seed)
 
@@ -277,14 +284,20 @@ def cluster(one):
 
 def digits(one):
     """Asks for the digits."""
-    for workers in OF_DIGITS:
+    for workers in OF_IMAGES:
         one.tuned(workers, DIGITS)
+
+
+def mnist(one):
+    """Asks for MNIST."""
+    for workers in OF_IMAGES:
+        one.tuned(workers, MNIST)
 
 
 def alike(one):
     """Asks for the digits of a scheme of ALIKE, with the step sizes of the other one."""
     other = one.other(ALIKE[one.name])
-    for workers in OF_DIGITS:
+    for workers in OF_IMAGES:
         one.row(case(workers, DIGITS), other.best(case(workers, DIGITS)))
 
 
@@ -344,8 +357,9 @@ def again(one):
         seeds_of(one, one.tuned(workers))
     for its_case in [*elsewhere(), case(SOME, teacher_shift=SHIFT)]:
         seeds_of(one, one.moved(its_case, SOME), tuned=False)
-    for workers in OF_DIGITS:
-        seeds_of(one, one.tuned(workers, DIGITS))
+    for workers in OF_IMAGES:
+        seeds_of(one, one.tuned(workers, DIGITS), timed=False)
+        seeds_of(one, one.tuned(workers, MNIST))
     if one.name in WINDOWED:
         for shift in '', SHIFT:
             for window in WINDOWS:
@@ -354,7 +368,8 @@ def again(one):
 
 # What is asked of a scheme, what matters most first.
 STAGES = {stage.__name__: stage for stage in (
-    some, cluster, digits, alike, scale, seeds, windows, ceilings, momentum, unequal, far, again)}
+    some, cluster, digits, alike, scale, seeds, windows, ceilings, momentum, unequal, far, mnist,
+    again)}
 
 
 def has_stage(name, stage):

@@ -2,7 +2,7 @@
 
 import statistics
 
-from measuring.study import reached
+from measuring.study import reached, TEACHER
 import numpy as np
 import study_cases
 from study_cases import (Absent, ALIKE, case, CLUSTERS, DIGITS, MissingError, NUMBERS, REFERENCE,
@@ -49,15 +49,15 @@ def best_rows(study, its_case, tuned=True):
 
 
 def soonest_rows(study, its_case, tuned=True):
-    """Returns the rows with the step size that reaches the TARGET first; see `best_rows`."""
+    """Returns the rows with the step size that comes to the target first; see `best_rows`."""
     if not best_rows(study, its_case, tuned):
         return []
     return study.seeds(its_case, study.soonest(its_case))
 
 
-def reference_rows(table):
+def reference_rows(table, problem=TEACHER):
     """Returns the rows of one worker that speed-ups are over, see `soonest_rows`."""
-    return soonest_rows(Study(table, Absent(REFERENCE)), case(1))
+    return soonest_rows(Study(table, Absent(REFERENCE)), case(1, problem))
 
 
 def digits_rows(study, workers):
@@ -82,7 +82,7 @@ def mean(rows, column='excess_loss'):
 
 
 def mean_reached(rows):
-    """Returns after how many local steps and seconds the TARGET is reached, two floats.
+    """Returns after how many local steps and seconds the target is `reached`, two floats.
 
     These are means over the seeds; None without rows, or if one of them does not come there.
     """
@@ -91,14 +91,14 @@ def mean_reached(rows):
 
 
 def mean_seconds(rows):
-    """Returns after how many seconds the TARGET is reached, a float or None, see `mean_reached`."""
+    """Returns after how many seconds the target is reached, a float or None, see `mean_reached`."""
     found = mean_reached(rows)
     return found and found[1]
 
 
-def seconds_of_one(table):
-    """Returns the time of the reference to the TARGET, a float, or None."""
-    return mean_seconds(reference_rows(table))
+def seconds_of_one(table, problem=TEACHER):
+    """Returns the time of the reference to the target, a float, or None."""
+    return mean_seconds(reference_rows(table, problem))
 
 
 def speed_up(table, study, workers, cluster=CLUSTERS[0]):

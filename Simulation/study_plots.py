@@ -9,7 +9,7 @@ from measuring.style import GREY, logarithmic, look_of, STYLE, write
 import experiments
 import schemes
 import study_cases
-from study_cases import (Absent, ALIKE, case, CLUSTERS, NUMBERS, OF_DIGITS, REFERENCE, SOME,
+from study_cases import (Absent, ALIKE, case, CLUSTERS, NUMBERS, OF_IMAGES, REFERENCE, SOME,
                          Study)
 import study_figures
 from study_figures import best_rows, digits_rows, mean_seconds, soonest_rows
@@ -190,10 +190,10 @@ def of_scheme(table, name):
     """
     everyone = [Study(table, Absent(each)) for each in schemes.folders()]
     tuned = [study for study in everyone if study.name not in ALIKE]
-    panels = [('accuracy on the digits', everyone, OF_DIGITS, functools.partial(
+    panels = [('accuracy on the digits', everyone, OF_IMAGES, functools.partial(
         _of_digits, lambda row: float(row['accuracy'])))]
     if name in ALIKE:
-        panels.append(('local steps/s', everyone, OF_DIGITS, functools.partial(
+        panels.append(('local steps/s', everyone, OF_IMAGES, functools.partial(
             _of_digits, experiments.local_steps_per_second)))
     else:
         panels = [('excess loss', tuned, NUMBERS,
