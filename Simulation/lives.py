@@ -122,15 +122,18 @@ class Life:
         first = self.processors.computation(self._computes[worker](1)) + self._delays[worker]
         one = yield from self._pull(worker, one, piece)
         pulled = clock.now
-        lasts = self._when_computed(worker, piece.local_steps - 1) - pulled
-        computed = max(first, pulled) + lasts
+        # Shared processors are asked for the other local steps now, even if the first one goes on.
+        others = self._when_computed(worker, piece.local_steps - 1) - pulled
+        computed = max(first, pulled) + others
         yield from self._push(worker, one, piece._replace(local_steps=0))
         yield from self._follow(worker, one, piece)
         yield computed
         self._record.local_steps += piece.local_steps
-        phase(worker, 'computes', began, first)
-        phase(worker, 'pulls', first, max(first, pulled))
-        phase(worker, 'computes', max(first, pulled), computed)
+        if pulled > first:
+            phase(worker, 'computes', began, first)
+            phase(worker, 'pulls', first, pulled)
+            began = pulled
+        phase(worker, 'computes', began, computed)
         phase(worker, 'pushes', computed, clock.now)
 
     def _enter(self, worker):

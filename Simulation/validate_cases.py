@@ -41,6 +41,8 @@ BANDWIDTHS = [(100, (2,), 25), (1000, (2, 4), 60)]
 DISTANCES = [(1, (2,), 500), (10, (2, 8), 100)]
 SLEEP, SLEEPING = 50, [('HogWild', (16, 32), 300), ('AGN', (16, 32), 30),
                        ('Synchronous-SGD', (16, 32), 100)]
+# While a worker sleeps, it exchanges in AEASGD, and not in AGN: one that is far from the ps.
+MEANWHILE, FAR = ('AEASGD', 'AGN'), {'sleep': 5, 'round_trip': 10}
 # With the folders' own step sizes many stale updates may make the loss grow.
 SMALL_STEP = '--learning_rate=0.01'
 
@@ -89,7 +91,7 @@ def _on_links():
                   for mbit, numbers, runs in BANDWIDTHS for workers in numbers]
         found += [_case(scheme, workers, runs, round_trip=round_trip)
                   for round_trip, numbers, runs in DISTANCES for workers in numbers]
-    return found
+    return found + [_case(scheme, 1, 100, **FAR) for scheme in MEANWHILE]
 
 
 def cases():
@@ -127,8 +129,8 @@ def name_of(case):
 
 def setting_of(case):
     """Returns the sleep or the links of a case, a dict by FIELDS, in words; '' without any."""
-    return next((f'{case[name]} {unit}' for name, unit in (
-        ('sleep', 'ms of sleep'), ('mbit', 'Mbit/s'), ('round_trip', 'ms')) if case[name]), '')
+    return ', '.join(f'{case[name]} {unit}' for name, unit in (
+        ('sleep', 'ms of sleep'), ('mbit', 'Mbit/s'), ('round_trip', 'ms')) if case[name])
 
 
 def arguments(case):
