@@ -350,9 +350,19 @@ class Search:
         short = [trial for trial in self.found if self._is_cut_short(trial, soonest)]
         some = self._affordable(sorted(short, key=self.worth), rung, 1)
         if some:
-            steps = self._lengths(some, rung)
-            self._simulate([trial for trial, each in steps.items() if each > self._steps[trial]],
-                           steps.get, _UNTIL[-1], len(RUNGS) - 1)
+            self._simulate_on(some, rung, _UNTIL[-1])
+
+    def _simulate_on(self, trials, rung, until):
+        """Simulates those of a list of trials that are not yet as far as a `Rung` wants.
+
+        Args:
+          trials: list of `Trial`.
+          rung: `Rung`, the last one with another share.
+          until: float, the share of the time after which no simulation begins.
+        """
+        steps = self._lengths(trials, rung)
+        self._simulate([trial for trial, each in steps.items() if each > self._steps[trial]],
+                       steps.get, until, len(RUNGS) - 1)
 
     def _is_cut_short(self, trial, soonest):
         """Returns whether a trial came to the last rung, but not to `soonest`, in seconds."""
@@ -377,9 +387,7 @@ class Search:
             if not some:
                 return trials
             # One process as far as the others, so that they can be compared.
-            steps = self._lengths(some + self._not_there(filter(None, [self._of_one()])), rung)
-            self._simulate([trial for trial, each in steps.items() if each > self._steps[trial]],
-                           steps.get, until, len(RUNGS) - 1)
+            self._simulate_on(some + self._not_there(filter(None, [self._of_one()])), rung, until)
             trials = self._next(trials)
 
     def _not_there(self, trials):

@@ -16,8 +16,6 @@ import links
 from processors import Processors
 from rounds import Piece
 
-_OVERLAPS = 'overlaps'  # a worker pulls and pushes, and computes meanwhile
-
 
 def kind_of(player):
     """Returns the class of the workers' lives for the scheme of a `player.Player`."""
@@ -70,11 +68,9 @@ class Life:
         self.travels = self.network(clock, cluster, scale, seed)
         self.processors = Processors(clock, cluster, self.stages)
         does = {'pulls': self._pull, 'computes': self._compute, 'pushes': self._push,
-                'waits': self._follow, _OVERLAPS: self._exchange_and_compute}
+                'waits': self._follow}
         self._pieces = [[(piece, does[piece.what]) for piece in pieces]
                         for pieces in player.pieces]
-        self._overlapping = [[(compute._replace(what=_OVERLAPS), self._exchange_and_compute)]
-                             for _, compute, *_ in player.pieces] if player.overlaps else []
 
     def of(self, worker):
         """The life of a worker, a process: from when it comes until it leaves."""
@@ -95,15 +91,16 @@ class Life:
 
     def _round(self, worker):
         """A process: a worker makes a round, in the pieces of its kind."""
+        if self._overlaps(worker):
+            yield from self._exchange_and_compute(worker)
+            return
         clock, phase, one = self._clock, self._record.phase, None
-        kinds = self._overlapping if self._overlaps(worker) else self._pieces
-        for number in range(len(kinds[0])):
+        for number in range(len(self._pieces[0])):
             # It knows which kind it is when it has pulled, and all kinds begin with that.
-            piece, process = kinds[one.kind.number if one else 0][number]
+            piece, process = self._pieces[one.kind.number if one else 0][number]
             began = clock.now
             one = (yield from process(worker, one, piece)) or one
-            if piece.what != _OVERLAPS:  # which are several phases
-                phase(worker, piece.what, began, clock.now)
+            phase(worker, piece.what, began, clock.now)
 
     def _overlaps(self, worker):
         """Returns whether a worker exchanges and computes at the same time.
@@ -113,14 +110,15 @@ class Life:
         """
         return self._player.overlaps and (not self._cluster.cores or self._delays[worker] > 0)
 
-    def _exchange_and_compute(self, worker, one, piece):
-        """A process: pulls during the first local step, and pushes during the others; see `_pull`.
+    def _exchange_and_compute(self, worker):
+        """A process: pulls during the first local step, and pushes during the others.
 
         The first gradient is taken where the worker is before the exchange, and needs no pull.
         """
         clock, phase, began = self._clock, self._record.phase, self._clock.now
+        _, piece, *_ = self._player.pieces[0]
         first = self.processors.computation(self._computes[worker](1)) + self._delays[worker]
-        one = yield from self._pull(worker, one, piece)
+        one = yield from self._pull(worker, None, piece)
         pulled = clock.now
         # Shared processors are asked for the other local steps now, even if the first one goes on.
         others = self._when_computed(worker, piece.local_steps - 1) - pulled

@@ -133,11 +133,12 @@ class Player:
 
     def _overlaps(self):
         """Returns whether the push needs no batch, and the first gradient no pull."""
+        if parts.needed(self.scheme.pushed, self.source.placeholders)[1]:
+            return False
         kept, of_batch, pulled = map(parts.following, (
             [variable.handle for variable in self.scheme.own], self.source.placeholders[:1],
             self.scheme.pull))
-        needs = parts.needed(self.scheme.pushed, self.source.placeholders)[1]
-        return not needs and bool(kept & of_batch - pulled)
+        return bool(kept & of_batch - pulled)
 
     def _are_alone(self, places):
         """Returns whether computations depend neither on other runs, nor on each other.
