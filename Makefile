@@ -60,8 +60,9 @@ notebooks: $(VENV)/installed
 	  --JupyterNotebookApp.default_url=/tree/Basics-Tutorial \
 	  $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
-# Tests wait for processes more than they compute, so some run beside each other.
-pytest = $(python) -m pytest --numprocesses=$(JOBS) --dist=loadgroup \
+# Tests wait for processes more than they compute, so some run beside each other. If a test takes
+# the process along in which it runs, that is the end of all: pytest-xdist would wait for it forever.
+pytest = $(python) -m pytest --numprocesses=$(JOBS) --dist=loadgroup --max-worker-restart=0 \
          -o cache_dir=$(abspath $(VENV))/pytest_cache
 
 test: $(VENV)/installed

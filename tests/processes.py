@@ -195,7 +195,7 @@ class Program:
     def kill(self):
         """Ends it as `kill -9` does; when this returns it is gone, and so is whatever it held."""
         self.send(signal.SIGUSR1 if self._command[0] == _warm_path() else signal.SIGKILL)
-        self._popen.wait()
+        self._popen.wait(PATIENCE)
 
     def left(self):
         """Returns those of its processes that run, itself included."""

@@ -152,6 +152,8 @@ def stand_in(path):
         with contextlib.suppress(BrokenPipeError):  # it has just ended by itself
             connection.sendall(bytes([_FORWARDED[signum]]))
 
+    # A signal before the request would be read as the beginning of the request, and be lost.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     for signum in _FORWARDED:
         if signal.getsignal(signum) != signal.SIG_IGN:
             signal.signal(signum, forward)
@@ -159,6 +161,7 @@ def stand_in(path):
     inherited = [int(os.environ[_INHERITED])] if _INHERITED in os.environ else []
     connection.sendmsg([json.dumps(request).encode() + b'\n'], [
         (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [0, 1, 2, *inherited]))])
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
     answer = connection.makefile().readline()
     status = int(answer) if answer else signal.SIGKILL
     if os.WIFSIGNALED(status):
