@@ -4,6 +4,7 @@
     bash run.sh --advise --folder=~/my-project/HogWild      your own model.py
     bash run.sh --advise --cluster="4 hosts, 8 cores, 1Gbit, 0.5ms, 1 slow by 3"
     bash run.sh --advise --minutes=10 -- --model=resnet     flags of the programs follow --
+    TF_CONFIG=... bash run.sh --advise                      the same for each task: its cluster
 
 It measures what the model and the runtime cost on this machine, simulates what there is to choose
 from, and says what is best. Costs, simulations, the answer and a picture are in --results_dir; a
@@ -16,6 +17,7 @@ import os
 import pathlib
 import shutil
 import sys
+import tempfile
 import time
 
 from measuring import readmes
@@ -25,6 +27,7 @@ import advise_cluster
 import advise_costs
 import advise_folders
 import advise_measure
+import advise_network
 import advise_search
 import advise_simulations
 import advise_space
@@ -65,7 +68,7 @@ def parse(arguments):
     parser.add_argument('--folder', default='HogWild',
                         help='that has the model.py: one of the collection, or your own')
     parser.add_argument('--cluster', help='in words, a file, or a name in the folder clusters '
-                        '(default: this machine)')
+                        '(default: that of TF_CONFIG, or this machine)')
     parser.add_argument('--target', type=_positive,
                         help=f'test accuracy to reach soon (default: {_TARGET})')
     parser.add_argument('--within', type=_positive, metavar='SECONDS',
@@ -265,6 +268,33 @@ def really_run(answer, folder, goal):
     readmes.show(readmes.table(lines))
 
 
+def _of_tf_config(folder, place, fresh):
+    """Returns the `advise_cluster.Cluster` of TF_CONFIG; None if this task is not worker 0."""
+    with tempfile.TemporaryDirectory() as directory:  # tasks may share the directory of the results
+        own = advise_folders.Folder(str(folder.path), folder.flags, pathlib.Path(directory))
+        path = advise_network.file_for(own, place, fresh, say)
+    return path and advise_cluster.Cluster(str(path))
+
+
+def _show_commands(answer, folder, cluster):
+    """Prints how to run what is advised.
+
+    Args:
+      answer: `advise_answer.Answer`.
+      folder: `advise_folders.Folder`.
+      cluster: `advise_cluster.Cluster`.
+    """
+    commands = answer.on_hosts()
+    print('\n' + '\n'.join(f'    {command}' for command in commands or [answer.best['command']])
+          + '\n')
+    if commands:
+        say(f'each in a copy of {folder.of(answer.best["scheme"])} that has the library beside it, '
+            'as Clusters/several-hosts/README.md says')
+    elif cluster.hosts > 1 and answer.best['ps'] + answer.best['workers'] > 1:
+        say('that is for one machine; on the cluster each worker gets these flags, as '
+            'docs/several-machines.md says')
+
+
 def main(arguments):
     """Advises."""
     options, flags = parse(arguments)
@@ -272,9 +302,11 @@ def main(arguments):
     text = options.cluster
     if text and pathlib.Path(text).suffix == '.json':
         text = str(pathlib.Path(text).expanduser().resolve())
-    cluster = advise_cluster.Cluster(text)
-    if options.run and cluster.hosts > 1:
-        sys.exit('--run: it runs on this machine, and --cluster= is another one.')
+    by_tf_config = not text and os.environ.get('TF_CONFIG')
+    cluster = None if by_tf_config else advise_cluster.Cluster(text)
+    if options.run and (by_tf_config or cluster.hosts > 1):
+        sys.exit('--run: it runs on this machine, and '
+                 f'{"TF_CONFIG" if by_tf_config else "--cluster="} is another one.')
     folder = advise_folders.Folder(os.path.expanduser(options.folder), flags, place / 'folders')
     options.names = _names(options, folder)  # before anything takes time
     if options.costs:
@@ -287,6 +319,11 @@ def main(arguments):
         sys.exit(f'--results_dir={options.results_dir}: {error.strerror}.')
     if experiments.HERE.parent not in folder.path.parents:
         os.chdir(str(folder.path))  # where a model looks for its files
+    if by_tf_config:
+        cluster = _of_tf_config(folder, place, options.fresh)
+        if cluster is None:
+            say('worker 0 knows this host now, and advises')
+            return
     costs, path = _costs(options, folder, place)
     goal = advise_space.Goal(None if options.within else options.target or _TARGET,
                              options.within)
@@ -294,10 +331,7 @@ def main(arguments):
     readmes.show(answer.table())
     print('\n' + '\n'.join(f'{number}. {text}' for number, text in
                            enumerate(answer.sentences(), 1)))
-    print(f'\n    {answer.best["command"]}\n')
-    if cluster.hosts > 1 and answer.best['ps'] + answer.best['workers'] > 1:
-        say('that is for one machine; on the cluster each worker gets these flags, as '
-            'docs/several-machines.md says')
+    _show_commands(answer, folder, cluster)
     if answer.best['seconds'] and answer.best['seconds'] < _START:
         say(f'less than {_START} s is less than processes take until their first step, which is in '
             'no figure: what pays here is hardly to be seen')

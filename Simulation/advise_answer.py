@@ -210,6 +210,21 @@ class Answer:
         return {'flags': flags, 'workers_and_ps': numbers, 'command': ' '.join(words),
                 'run_seconds': entry['start'] + local_steps / self._space.rate(trial.config)}
 
+    def on_hosts(self):
+        """Returns the commands that run what is advised, a list of strings, one for each task.
+
+        It is empty for one process, and where no addresses of the hosts are known.
+        """
+        entry = self.best
+        tasks = entry['scheme'] != ALONE and self._cluster.tasks(entry['workers'], entry['ps'])
+        if not tasks:
+            return []
+        hosts = [f'--{job}_hosts={",".join(addresses)}' for job, addresses in tasks.items()]
+        flags = {'ps': [], 'worker': list(map(shlex.quote, entry['flags']))}
+        return [' '.join([f'{address.rpartition(":")[0]}$ python {job}.py', *hosts,
+                          f'--task_index={index}', *flags[job]])
+                for job, addresses in tasks.items() for index, address in enumerate(addresses)]
+
     @staticmethod
     def _rank(entry):
         if entry['seconds'] is not None:
@@ -313,7 +328,8 @@ class Answer:
     def as_json(self):
         """Returns all of it, a dict that JSON takes."""
         return {'folder': str(self._folder.path), 'flags': self._folder.flags,
-                'cluster': self._cluster.words(), 'target': self.goal.target,
+                'cluster': self._cluster.words(), 'commands': self.on_hosts(),
+                'target': self.goal.target,
                 'within': self.goal.within, 'advised': self.entries, 'helps': self.helps,
                 **self._counts()._asdict(),
                 'too_long': len(self._search.too_long),

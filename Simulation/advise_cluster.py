@@ -10,7 +10,8 @@ busy. A file has the same as JSON:
 
     {"hosts": 4, "cores": 8, "rate": "1Gbit", "round_trip": "0.5ms", "slow": 1, "slow_by": "3"}
 
-It may also have what a file for the simulation has, such as a list of latencies, see `description`.
+It may also have what a file for the simulation has, such as a list of latencies, see `description`;
+and `"addresses": ["alpha:2222", ...]`, one on each host, for the commands that start the tasks.
 Each task has a host of its own, or each core of the workers' hosts has a worker, which share the
 host's line; on one host each task has a share of the cores. Workers take the slow hosts last.
 """
@@ -33,7 +34,8 @@ _WORDS = [
     ('round_trip', r'([\d.]+ ?(?:s|ms|us))(?: round trip| there and back)?'),
     ('longer', r'steps ([\d.]+ ?(?:s|ms|us)) longer'),
     ('slow', r'(\d+) slow by ([\d.]+ ?(?:s|ms|us)?)')]
-_OWN = 'hosts', 'cores', 'shared', 'rate', 'round_trip', 'longer', 'slow', 'slow_by', 'about'
+_OWN = ('hosts', 'cores', 'shared', 'rate', 'round_trip', 'longer', 'slow', 'slow_by', 'addresses',
+        'about')
 _NOT_HERE = 'come', 'leave', 'die', 'parameters', 'exchange', 'exchange_work', 'hop', 'hop_work'
 _STAGES = 5  # of an exchange whose costs were measured, see `lives.Life`
 _MOST_PS = 8
@@ -68,6 +70,7 @@ class Cluster:
     Attributes:
       text: string from which it can be made again, or None.
       hosts: int; on 1 host all tasks share its cores.
+      addresses: list of strings, a host:port on each host, the slow hosts last; None if not known.
       longer: float, seconds by which each local step takes longer than on this machine.
     """
 
@@ -115,6 +118,11 @@ class Cluster:
             self._workers = 8
         self._most_ps = count('ps', 1 if self._workers else _MOST_PS)
         self.hosts = count('hosts', self._workers + self._most_ps if self._workers else 1)
+        self.addresses = values.get('addresses')
+        if self.addresses is not None and (
+                not isinstance(self.addresses, list) or len(self.addresses) != self.hosts
+                or not all(re.fullmatch(r'.+:\d+', str(each)) for each in self.addresses)):
+            raise ValueError(f'"addresses" has one host:port for each of the {self.hosts} hosts')
         self._cores = count('shared', count('cores', os.cpu_count() if self.hosts == 1 else 1))
         self._is_shared = (self.hosts == 1 or 'shared' in values
                            or bool(self._workers) and 'cores' in values)
@@ -200,6 +208,20 @@ class Cluster:
         own = self.hosts > 1 and not self._workers  # workers and ps have hosts
         places = self.hosts - (0 if is_ring else ps) if own else workers
         return places, -(-workers // places)
+
+    def tasks(self, workers, ps):
+        """Returns where so many workers and ps may listen; None if addresses are not known.
+
+        Returns:
+          Dict of lists of strings, host:port, by job. The ps have the first hosts, and the workers
+          take the others in turn, the slow ones last; a further worker of a host has its next port.
+        """
+        if not self.addresses:
+            return None
+        places = [address.rpartition(':') for address in self.addresses[ps:]]
+        found = [f'{host}:{int(port) + more}' for more in range(-(-workers // len(places)))
+                 for host, _, port in places][:workers]
+        return dict({'ps': self.addresses[:ps]} if ps else {}, worker=found)
 
     def start(self, costs, window, workers, ps, is_ring=False):
         """Returns the seconds that the first runs take longer than later ones, a float.

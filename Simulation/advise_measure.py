@@ -59,6 +59,19 @@ def _of_steps(folder, names, *options):
     sys.exit(f'Local steps cannot be timed: {complaint[-1]}')
 
 
+def local_step(folder):
+    """Returns the seconds of a local step in one process with one thread, a float.
+
+    Args:
+      folder: `advise_folders.Folder`.
+
+    Raises:
+      SystemExit: if it cannot be timed.
+    """
+    timed, = _of_steps(folder, _TIMED, '--briefly')['steps']
+    return timed['step'][0]
+
+
 def _seconds_of_trip(number):
     """Returns the seconds in which so many bytes go from a ps to a worker and back."""
     ask = ('from measuring import there_and_back; print(there_and_back.measure('

@@ -1014,6 +1014,25 @@ def test_the_answer(answered, tmp_path):
     assert found['advised'][0]['scheme'] == best['scheme'] and found['target'] == 0.95
 
 
+def test_the_commands_for_the_hosts(answered, tmp_path):
+    """One for each task, as Clusters/several-hosts/README.md has them."""
+    path = tmp_path / 'cluster.json'
+    names = ['alpha', 'beta', 'gamma', 'delta', 'epsilon']
+    path.write_text(json.dumps({
+        'hosts': 5, 'cores': 1, 'rate': '1Gbit', 'round_trip': '20ms',
+        'addresses': [f'{name}:2222' for name in names]}), encoding='utf-8')
+    answer = answered(str(path), costs_of())
+    best, commands = answer.best, answer.on_hosts()
+    shared = ('--ps_hosts=alpha:2222 '
+              '--worker_hosts=beta:2222,gamma:2222,delta:2222,epsilon:2222 --task_index=')
+    assert commands[0] == f'alpha$ python ps.py {shared}0'
+    assert commands[1:] == [
+        f'{name}$ python worker.py {shared}{index} {" ".join(best["flags"])}'
+        for index, name in enumerate(names[1:])]
+    assert answer.as_json()['commands'] == commands
+    assert answered('5 hosts, 1 core, 1Gbit, 20ms', costs_of()).on_hosts() == []
+
+
 def test_stay_on_one_machine(answered):
     answer = answered('5 hosts, 1 core, 1Mbit, 2s', costs_of())
     assert answer.best['scheme'] == ALONE

@@ -161,7 +161,8 @@ class _Watch:
 
     def __init__(self, resolver, jobs, patience_secs, over):
         spec = resolver.cluster_spec()
-        self._me = 'train' if resolver.task_type == 'chief' else f'worker {resolver.task_id}'
+        self._me = ('train' if resolver.task_type == 'chief' else
+                    f'{resolver.task_type} {resolver.task_id}')
         self._own = spec.task_address(resolver.task_type, resolver.task_id)
         self._addresses = {f'{job} {i}': spec.task_address(job, i)
                            for job in spec.jobs for i in spec.task_indices(job)
