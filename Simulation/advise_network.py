@@ -17,7 +17,7 @@ from tfdist.start import ports
 import advise_costs
 import advise_measure
 
-_PROGRAM = pathlib.Path(__file__).resolve().parent / 'advise_hosts.py'
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Times: figures of hosts that differ by less are alike. The file has one figure for all of them.
 _ALIKE = 1.25
 _LEAST_TRIP = 1e-4  # seconds: that differ by less are alike, too
@@ -58,12 +58,12 @@ def file_for(folder, place, fresh, say):
 
 def _start(config, step, path):
     return subprocess.Popen(
-        [sys.executable, str(_PROGRAM), f'--step={step:.6g}', f'--found={path}'],
-        env=dict(os.environ, TF_CONFIG=config))
+        [sys.executable, '-m', 'measuring.between_hosts', f'--step={step:.6g}', f'--found={path}'],
+        cwd=str(_ROOT), env=dict(os.environ, TF_CONFIG=config))
 
 
 def _of_tasks(config, step, say):
-    """Returns what worker 0 finds, see `advise_hosts`; None in another task, when it has served.
+    """Returns what `measuring.between_hosts` finds; None in a task that has served it.
 
     Args:
       config: string, TF_CONFIG.
@@ -80,7 +80,7 @@ def _of_tasks(config, step, say):
 
 
 def _of_this_host():
-    """Returns the figures of `advise_hosts` for two tasks on this host, a dict."""
+    """Returns the figures of `measuring.between_hosts` for two tasks on this host, a dict."""
     names = 'localhost', '127.0.0.1'  # two names, as for two hosts
     addresses = [f'{name}:{port}' for name, port in zip(names, ports.free_ports(2))]
     with tempfile.TemporaryDirectory() as directory:
@@ -106,8 +106,8 @@ def description(hosts, own):
     """Describes a cluster as `advise_cluster.Cluster` takes it.
 
     Args:
-      hosts: list of dicts, one for each host, as of `advise_hosts`: 'address', 'cores', 'step'; and
-        'empty' and 'byte', but for the first one.
+      hosts: list of dicts, one for each host, as of `measuring.between_hosts`: 'address', 'cores',
+        'step'; and 'empty' and 'byte', but for the first one.
       own: dict, 'empty' and 'byte' between two processes of one host; None if there is one host.
 
     Returns:

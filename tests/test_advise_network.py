@@ -16,7 +16,6 @@ import advise_cluster
 import advise_network
 from tfdist.start import ports
 
-PROGRAM = ROOT / 'Simulation' / 'advise_hosts.py'
 OWN = {'empty': 4e-4, 'byte': 1e-9}
 
 
@@ -99,14 +98,11 @@ def test_addresses_that_cannot_be(tmp_path, addresses):
         f'--cluster={path}: "addresses" has one host:port for each of the 2 hosts.')
 
 
-def start(programs, cluster, task, *more, network=None):
-    """Starts the program as a task, a pair; in a network of `hosts.Hosts`, on the task's host."""
+def start(programs, cluster, task, *more):
+    """Starts the program as a task, a pair."""
     job, index = task
     config = json.dumps({'cluster': cluster, 'task': {'type': job, 'index': index}})
-    command = [sys.executable, PROGRAM, f'--step={index + 1}e-3', *more]
-    if network:
-        host = cluster[job][index].partition(':')[0]
-        command = network.on(host, list(map(str, command)), str(programs.directory))
+    command = [sys.executable, '-m', 'measuring.between_hosts', f'--step={index + 1}e-3', *more]
     return programs.start(command, env={'TF_CONFIG': config, 'PYTHONPATH': str(ROOT)})
 
 

@@ -1,6 +1,6 @@
 """Looks at the hosts of TF_CONFIG, and at the network between them, by TensorFlow's own servers.
 
-    TF_CONFIG=... python advise_hosts.py --step=SECONDS --found=FILE
+    TF_CONFIG=... python -m measuring.between_hosts --step=SECONDS --found=FILE
 
 All tasks of TF_CONFIG start it. Worker 0 asks: it has one task on each other host run nothing, and
 send bytes to and fro, and writes what it found into the file, as JSON. The others tell how fast
