@@ -1,6 +1,7 @@
 """Fixtures: a cluster of real servers in this process, and workers that a test drives by hand."""
 
 import collections
+import concurrent.futures
 import functools
 import importlib
 import itertools
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import threading
 import types
 
 from absl import flags
@@ -97,6 +99,23 @@ load_program.flags, load_program.replaced, load_program.defaults = set(), {}, {}
 def digits():
     """Returns the digits to train on and to test on, in the dtypes in which programs have them."""
     return [batches.cast(array) for array in datasets.digits()]
+
+
+def at_once(functions):
+    """Calls all functions at the same time; returns their results. None may take a minute.
+
+    A pool of threads would wait for one that hangs in TensorFlow, for ever.
+    """
+    def call(function, result):
+        try:
+            result.set_result(function())
+        except BaseException as error:
+            result.set_exception(error)
+
+    results = [concurrent.futures.Future() for _ in functions]
+    for each in zip(functions, results):
+        threading.Thread(target=call, args=each, daemon=True).start()
+    return [result.result(60) for result in results]
 
 
 def evaluate(fetches):

@@ -16,7 +16,7 @@ from tfdist.scheme.toy import Problem
 from tfdist.training import traffic
 
 from cases import briefly
-from conftest import load_program
+from conftest import at_once, load_program
 import parts
 from processes import ROOT
 import test_compression
@@ -24,7 +24,6 @@ from test_compression import NAMES, size_of
 import test_ring
 import test_seam
 import test_simulation
-from test_ring import together
 
 run_ring, connect, workers = test_ring.run_ring, test_ring.connect, test_ring.workers  # fixtures
 simulated, simulate = test_simulation.toy, test_simulation.simulate  # fixtures, too
@@ -46,7 +45,7 @@ def test_all_get_what_each_has_in_the_order_of_the_workers(run_ring, connect, nu
     vectors = [[i, 10 + i, 20 + i] for i in range(num_workers)]
     for rows in run_ring(lambda ring, vector: ring.gather(tf.cast(vector, tf.uint8)), vectors):
         assert rows.dtype == np.uint8 and rows.tolist() == vectors
-    rows = together([functools.partial(each.gather, np.array(vector, np.uint8)) for each, vector in
+    rows = at_once([functools.partial(each.gather, np.array(vector, np.uint8)) for each, vector in
                      zip(exchanges_of(num_workers, connect), vectors)])
     assert [each.tolist() for each in rows] == [sum(vectors, [])] * num_workers
 
@@ -55,13 +54,13 @@ def test_what_came_stays_while_somebody_has_it(connect):
     """Its memory is used again afterwards."""
     exchanges, kept = exchanges_of(2, connect), []
     for i in range(3):
-        kept.append(together([functools.partial(each.gather, np.full(100, 10 * i + j, np.uint8))
+        kept.append(at_once([functools.partial(each.gather, np.full(100, 10 * i + j, np.uint8))
                               for j, each in enumerate(exchanges)])[0])
     for i, rows in enumerate(kept):
         assert rows.tolist() == [10 * i] * 100 + [10 * i + 1] * 100
     del rows, kept
     for _ in range(3):
-        together([functools.partial(each.gather, np.zeros(100, np.uint8)) for each in exchanges])
+        at_once([functools.partial(each.gather, np.zeros(100, np.uint8)) for each in exchanges])
     assert len(exchanges[0]._results[0, 200, np.dtype(np.uint8)]) == 3
 
 
@@ -89,8 +88,8 @@ def test_a_step_sends_as_many_bytes_as_computed(workers, num_workers, name):
     """Within 2 %: what N - 1 workers have encoded, to the next worker."""
     size, rows = 250000, 1000
     made = workers([0] * num_workers, start=[[1.] * size, [[2.] * rows]], compression=name)
-    together([worker.step for worker in made])
-    for to_workers, to_ps in together([functools.partial(worker.traffic, runs=5)
+    at_once([worker.step for worker in made])
+    for to_workers, to_ps in at_once([functools.partial(worker.traffic, runs=5)
                                        for worker in made]):
         assert to_ps == 0
         assert to_workers == pytest.approx(
@@ -106,7 +105,7 @@ def test_where_all_is_sent_two_workers_have_the_bits_of_the_plain_ring(workers):
         made = workers((0.3, 1.7), start=start, learning_rate=0.3, **changes)
         assert len(made[0].scheme.own) == (4 if 'topk:1' in changes.values() else 0)
         for _ in range(5):
-            together([worker.step for worker in made])
+            at_once([worker.step for worker in made])
         values.append(made[1].session.run(made[1].variables))
     for plain, none, all_ in zip(*values):
         assert np.array_equal(plain, none)
@@ -121,7 +120,7 @@ def test_replicas_stay_the_same_bit_for_bit_and_nothing_is_lost(workers, name):
     made = workers(ms, start=START, learning_rate=0.125, compression=name)
     given = 0
     for _ in range(20):
-        given += sum(window[0] for window in together([worker.window for worker in made]))
+        given += sum(window[0] for window in at_once([worker.window for worker in made]))
     values = [worker.session.run(worker.variables) for worker in made]
     for value in values[1:]:
         assert [v.tobytes() for v in value] == [v.tobytes() for v in values[0]]
@@ -140,7 +139,7 @@ def test_what_is_large_on_each_worker_but_cancels(workers, third, centers, bare)
     def after(made, number):
         steps = []
         for _ in range(number):
-            together([worker.step for worker in made])
+            at_once([worker.step for worker in made])
             steps.append(pytest.approx(made[0].center(), abs=1e-6))
         return steps
 
@@ -159,7 +158,7 @@ def test_what_is_large_on_each_worker_but_cancels(workers, third, centers, bare)
 
 def test_a_residual_is_the_workers_own_and_changes_after_the_step(workers):
     made = workers((0, 4), start=[[8., 1., 2., 3.]], compression='topk:0.25')
-    together([worker.step for worker in made])
+    at_once([worker.step for worker in made])
     residuals = [worker.session.run(worker.scheme.own[0]).tolist() for worker in made]
     assert residuals == [[0, 1, 2, 3], [0, -3, -2, -1]]
     for worker in made:
@@ -207,7 +206,7 @@ def test_sockets_train_as_queues_do(workers, connect, monkeypatch, name):
     sockets = [BySockets(exchange, i, m, hparams)
                for i, (exchange, m) in enumerate(zip(exchanges_of(3, connect), ms))]
     for _ in range(20):
-        together([worker.step for worker in [*queues, *sockets]])
+        at_once([worker.step for worker in [*queues, *sockets]])
     values = [worker.session.run(worker.variables) for worker in queues] + [
         worker.values() for worker in sockets]
     for value in values[1:]:

@@ -23,16 +23,10 @@ import tensorflow.compat.v1 as tf
 from tfdist.scheme import recipe
 
 from cases import briefly
-from conftest import load_program
+from conftest import at_once, load_program
 from processes import BEGINS, DID, MEAN, RESUMES, STEP, Tasks, TEST, wait_until
 
 EXACT = dict(rel=1e-6, abs=1e-6)
-
-
-def at_once(functions):
-    """Calls all functions at the same time; returns their results. None may take a minute."""
-    with concurrent.futures.ThreadPoolExecutor(len(functions)) as pool:
-        return [future.result(60) for future in [pool.submit(f) for f in functions]]
 
 
 SERVERS = dict(roles='any', implementation='servers')

@@ -13,11 +13,10 @@ import tensorflow.compat.v1 as tf
 from tfdist.scheme import seam
 from tfdist.training import traffic
 
-from conftest import load_program
+from conftest import at_once, load_program
 import test_asynchronous
 from test_compression_ring import BySockets, exchanges_of
 import test_ring
-from test_ring import together
 
 connect, workers = test_ring.connect, test_ring.workers  # fixtures
 DIGITS = [[64, 128], [128], [128, 10], [10]]  # the shapes of the network
@@ -44,7 +43,7 @@ def two(workers):
                        learning_rate=1., compression=f'powersgd:{rank}')
 
         def step():
-            together([worker.step for worker in made])
+            at_once([worker.step for worker in made])
             one, other = (-np.array(worker.center())[:2, :2].ravel() for worker in made)
             assert one.tobytes() == other.tobytes()
             for worker in made:
@@ -127,7 +126,7 @@ def test_three_workers_stay_the_same_bit_for_bit_and_nothing_is_lost(workers):
     values, residuals = in_numpy(start, ms, dict(zip((0, 2), fetched[0])), steps, rate)
     given = 0
     for _ in range(steps):
-        given += sum(window[0] for window in together([worker.window for worker in made]))
+        given += sum(window[0] for window in at_once([worker.window for worker in made]))
     bits = set()
     for worker, left in zip(made, residuals):
         own = worker.scheme.own
@@ -151,7 +150,7 @@ def test_where_the_rank_is_enough_it_is_the_plain_ring(workers):
     for name in 'none', 'powersgd:2':
         made = workers((0.3, 1.7), start=start, learning_rate=0.3, compression=name)
         for _ in range(5):
-            together([worker.step for worker in made])
+            at_once([worker.step for worker in made])
         values.append(made[1].session.run(made[1].variables))
     for plain, compressed in zip(*values):
         assert compressed == pytest.approx(plain, abs=1e-6)
@@ -163,7 +162,7 @@ def test_several_batches_of_a_step_are_one_gradient(workers):
         made = workers(ms, start=start, compression='powersgd:1',
                        accumulate=2 if isinstance(ms[0], list) else 1)
         for _ in range(3):
-            together([worker.step for worker in made])
+            at_once([worker.step for worker in made])
         values.append(made[0].center())
     assert np.array(values[0]) == pytest.approx(np.array(values[1]), abs=1e-5)
 
@@ -230,8 +229,8 @@ def test_bytes_by_queues(workers):
     """Within 2 %: with two workers each sends as much as the factors and biases have."""
     assert SHARE == 3192
     made = workers([0, 0], start=[np.ones(shape) for shape in DIGITS], compression='powersgd:2')
-    together([worker.step for worker in made])
-    for to_workers, to_ps in together([functools.partial(worker.traffic, runs=5)
+    at_once([worker.step for worker in made])
+    for to_workers, to_ps in at_once([functools.partial(worker.traffic, runs=5)
                                        for worker in made]):
         assert to_ps == 0
         assert to_workers == pytest.approx(SHARE, rel=0.02)
@@ -245,7 +244,7 @@ def test_bytes_by_sockets(connect, monkeypatch):
     exchanges = exchanges_of(3, connect)
     made = [BySockets(exchange, i, i, hparams, [np.ones(shape, np.float32) for shape in DIGITS])
             for i, exchange in enumerate(exchanges)]
-    together([worker.step for worker in made])
+    at_once([worker.step for worker in made])
     assert sum(exchange.sent for exchange in exchanges) == 2 * 2 * SHARE
     for worker in made:
         worker.session.close()
@@ -275,7 +274,7 @@ def test_the_collective_of_tensorflow_does_the_same(workers):
         made = workers((0.3, 1.7), start=start, compression='powersgd:1',
                        implementation=implementation)
         for _ in range(3):
-            together([worker.step for worker in made])
+            at_once([worker.step for worker in made])
         values += [b''.join(value.tobytes() for value in worker.session.run(worker.variables))
                    for worker in made]
     assert len(set(values)) == 1

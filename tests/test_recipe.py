@@ -17,14 +17,14 @@ import tensorflow.compat.v1 as tf
 from tfdist.scheme import graphs, local_rules, recipe
 from tfdist.scheme.toy import Problem
 
-from conftest import load_program, ROOT
+from conftest import at_once, load_program, ROOT
 from processes import examples, TEST
 import test_building
 from test_building import (a_model, BATCH, begin, by_cells, by_get_variable,
                            by_layers_without_names, by_parts, of_several_dtypes, RATE, scheme_of,
                            SERIAL, with_a_moving_average, with_regularizers)
 import test_seam
-from test_seam import at_once, CASES, defaults, is_together
+from test_seam import CASES, defaults, is_together
 
 here, player = test_building.here, test_seam.player  # fixtures
 thorough = pytest.mark.thorough

@@ -27,16 +27,10 @@ from tfdist.scheme import seam
 from tfdist.training import traffic
 
 from cases import briefly
-from conftest import load_program, ROOT
+from conftest import at_once, load_program, ROOT
 from processes import BEGINS, DID, RESUMES, STEP, Tasks, TEST, wait_until
 
 HPARAMS = dict(implementation='ring', scale_learning_rate=False, warmup_steps=0)
-
-
-def together(functions):
-    """Calls all functions at the same time; returns their results."""
-    with concurrent.futures.ThreadPoolExecutor(len(functions)) as pool:
-        return [future.result(60) for future in [pool.submit(f) for f in functions]]
 
 
 @pytest.fixture
@@ -54,7 +48,7 @@ def run_ring(cluster, request):
                 fetches.append(part(all_reduce, tf.constant(vector, tf.float32)))
             sessions.append(tf.Session(cluster.servers['worker', i].target, graph=graph))
         try:
-            return together([lambda s=s, f=f: s.run(f) for s, f in zip(sessions, fetches)])
+            return at_once([lambda s=s, f=f: s.run(f) for s, f in zip(sessions, fetches)])
         finally:
             for session in sessions:
                 session.close()
@@ -129,7 +123,7 @@ def sum_by_sockets(connect):
         exchanges = [exchange(i, len(vectors)) for i in range(len(vectors))]
         connect(exchanges)
         for _ in range(times):
-            results = together([functools.partial(each.sum, vector)
+            results = at_once([functools.partial(each.sum, vector)
                                 for each, vector in zip(exchanges, vectors)])
         return results, exchanges
     return sums
@@ -212,7 +206,7 @@ def test_large_vectors_are_summed_beside_what_tensorflow_computes(large, monkeyp
     monkeypatch.setattr(sockets.Exchange, 'sum', noting)
     runs = sums_of_large(*large)
     for _ in range(3):
-        for results in together(runs):
+        for results in at_once(runs):
             assert [result.tolist() for result in results] == [
                 [6] * size for size in (100, 7, 200, 3)]
     for exchange in exchanges:
@@ -312,7 +306,7 @@ def test_a_sum_stays_while_somebody_has_it(sum_by_sockets, connect):
     results, exchanges = sum_by_sockets(np.ones([2, 1000], np.float32))
     for i in range(2, 5):
         kept, before = results[0], results[0].ctypes.data
-        results = together([functools.partial(each.sum, np.full(1000, i, np.float32))
+        results = at_once([functools.partial(each.sum, np.full(1000, i, np.float32))
                             for each in exchanges])
         assert (kept == 2 * (i - 1 if i > 2 else 1)).all() and results[0].ctypes.data != before
     assert len(exchanges[0]._results[0, 1000, np.dtype(np.float32)]) == 2
@@ -412,7 +406,7 @@ def meet(cluster, request):
                 types.SimpleNamespace(task_id=worker, cluster_spec=lambda: spec),
                 cluster.servers['worker', worker], tf.ConfigProto())
 
-        return together([functools.partial(one, worker) for worker in workers])
+        return at_once([functools.partial(one, worker) for worker in workers])
     return all_meet
 
 
@@ -420,7 +414,7 @@ def meet(cluster, request):
 def test_workers_meet(meet, num_workers):
     exchanges = meet(['localhost:1'] * num_workers)
     vectors = np.random.RandomState(0).normal(size=[num_workers, 10])
-    for total in together([functools.partial(each.sum, vector)
+    for total in at_once([functools.partial(each.sum, vector)
                            for each, vector in zip(exchanges, vectors)]):
         assert total == pytest.approx(vectors.sum(axis=0))
 
@@ -443,7 +437,7 @@ def test_where_one_cannot_be_reached_all_take_the_servers(meet, capsys, lost):
 def test_all_are_where_synchronous_sgd_would_be(workers, ms, centers):
     made = workers(ms)
     for step, center in enumerate(centers, 1):
-        results = together([worker.step for worker in made])
+        results = at_once([worker.step for worker in made])
         assert [worker.center() for worker in made] == [center] * len(ms)
         assert [result['global_step'] for result in results] == [step] * len(ms)
 
@@ -451,7 +445,7 @@ def test_all_are_where_synchronous_sgd_would_be(workers, ms, centers):
 def test_the_collective_of_tensorflow_does_the_same(workers):
     made = workers(implementation='collective')
     for center in 5, 3.5:
-        together([worker.step for worker in made])
+        at_once([worker.step for worker in made])
         assert [worker.center() for worker in made] == [center, center]
 
 
@@ -461,7 +455,7 @@ def test_replicas_stay_the_same_bit_for_bit(workers, num_workers):
     made = workers(np.random.RandomState(0).normal(size=num_workers).tolist(), learning_rate=0.01,
                    start=[8., [[0.1, 0.2, 0.3]] * 2, [0.7]])
     for _ in range(100):
-        together([worker.step for worker in made])
+        at_once([worker.step for worker in made])
     values = [worker.session.run(worker.variables) for worker in made]
     for value in values[1:]:
         assert [v.tobytes() for v in value] == [v.tobytes() for v in values[0]]
@@ -473,8 +467,8 @@ def test_bytes(workers, num_workers):
     """Each worker sends 2 (N - 1) / N of the parameters, to the next one and to nobody else."""
     size = 250000 * num_workers  # pieces of 1 MB: a trace says sizes with one decimal
     made = workers([0] * num_workers, start=[[1.] * size])
-    together([worker.step for worker in made])
-    sent = together([functools.partial(worker.traffic, runs=5) for worker in made])
+    at_once([worker.step for worker in made])
+    sent = at_once([functools.partial(worker.traffic, runs=5) for worker in made])
     expected = 2 * (num_workers - 1) / num_workers * 4 * size
     for to_workers, to_ps in sent:
         assert to_ps == 0
@@ -483,7 +477,7 @@ def test_bytes(workers, num_workers):
 
 def test_linear_scaling(workers):
     made = workers((0, 0), learning_rate=0.25, scale_learning_rate=True)
-    together([worker.step for worker in made])
+    at_once([worker.step for worker in made])
     assert made[0].center() == made[1].center() == 4
 
 
@@ -514,7 +508,7 @@ def test_all_take_the_order_of_examples_that_is_due_at_the_step_of_worker_0(clus
                 return session.run([global_step, examples])
 
     alone = [read(0, step, meets=False) for step in (0, 500)]
-    both = together([lambda: read(0, 500), lambda: read(1, 0)])
+    both = at_once([lambda: read(0, 500), lambda: read(1, 0)])
     for step, examples in both:
         assert step == 500
         assert examples.tolist() == alone[1][1].tolist() != alone[0][1].tolist()

@@ -3,7 +3,6 @@
 The toy problem: half squares around an optimum m, so that the gradient at x is x - m.
 """
 
-import concurrent.futures
 import functools
 import inspect
 import re
@@ -22,7 +21,7 @@ from tfdist.scheme.seam import feed
 from tfdist.scheme.toy import Problem
 
 from cases import briefly
-from conftest import load_program
+from conftest import at_once, load_program
 import schemes
 
 FOLDERS = schemes.folders()
@@ -232,12 +231,6 @@ def player(monkeypatch):
 
 
 # Parts and the whole.
-
-def at_once(functions):
-    """Calls all functions at the same time; returns their results."""
-    with concurrent.futures.ThreadPoolExecutor(len(functions)) as pool:
-        return [future.result(60) for future in [pool.submit(f) for f in functions]]
-
 
 def in_turn(functions):
     """Calls all functions one after the other; returns their results."""
