@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 from tfdist.scheme import compression, compressors, recipe
 from tfdist.scheme.toy import Problem
 
+from conftest import at_once
 import test_compression
 import test_ring
 import test_seam
@@ -159,7 +160,7 @@ def test_two_workers_on_real_servers(toy):
 def test_two_workers_in_a_ring(ring_workers):
     made, found = ring_workers(MS, start=[[0., 4.]], compression=NAME), []
     for _ in range(10):
-        test_ring.together([worker.step for worker in made])
+        at_once([worker.step for worker in made])
         found.append(made[0].center())
     assert found == by_hand(10)
 
