@@ -60,8 +60,8 @@ notebooks: $(VENV)/installed
 	  --JupyterNotebookApp.default_url=/tree/Basics-Tutorial \
 	  $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
-# Tests wait for processes more than they compute, so some run beside each other. If a test takes
-# the process along in which it runs, that is the end of all: pytest-xdist would wait for it forever.
+# Tests wait for processes more than they compute, so some run beside each other. If a process that
+# runs tests dies, the whole run ends: pytest-xdist would start another one, and wait forever.
 pytest = $(python) -m pytest --numprocesses=$(JOBS) --dist=loadgroup --max-worker-restart=0 \
          -o cache_dir=$(abspath $(VENV))/pytest_cache
 

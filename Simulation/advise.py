@@ -68,7 +68,7 @@ def parse(arguments):
     parser.add_argument('--folder', default='HogWild',
                         help='that has the model.py: one of the collection, or your own')
     parser.add_argument('--cluster', help='in words, a file, or a name in the folder clusters '
-                        '(default: that of TF_CONFIG, or this machine)')
+                        '(default: the hosts of TF_CONFIG if it is set, else this machine)')
     parser.add_argument('--target', type=_positive,
                         help=f'test accuracy to reach soon (default: {_TARGET})')
     parser.add_argument('--within', type=_positive, metavar='SECONDS',

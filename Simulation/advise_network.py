@@ -97,6 +97,10 @@ def _of_this_host():
         return json.loads(path.read_text(encoding='utf-8'))[1]
 
 
+def _are_alike(value, other):
+    return other / _ALIKE <= value <= other * _ALIKE
+
+
 def _rate(byte):
     """Returns a rate as `description.bandwidth` takes it, by the seconds for a byte."""
     return f'{8e-6 / byte:.4g}Mbit' if byte > 0 else 'inf'
@@ -125,24 +129,22 @@ def description(hosts, own):
               for each in hosts if each['cores'] > found['cores']]
     unlike += [f'to {address} and back a message takes {advise_costs.time(value)}; '
                f'{found["round_trip"]} are taken for all' for address, value in trips.items()
-               if abs(value - trip) > _LEAST_TRIP and not trip / _ALIKE < value < trip * _ALIKE]
+               if abs(value - trip) > _LEAST_TRIP and not _are_alike(value, trip)]
     each_byte = {each['address']: each['byte'] - own['byte'] for each in others}
     byte = statistics.median(each_byte.values())
     if byte > own['byte'] / 4:  # else TensorFlow takes the time, and not the network
         found['rate'] = _rate(byte)
         unlike += [f'{address} is reached at {_rate(value)}/s; {found["rate"]}/s are taken for all'
-                   for address, value in each_byte.items() if value * _ALIKE < byte or
-                   value > byte * _ALIKE]
+                   for address, value in each_byte.items() if not _are_alike(value, byte)]
     factors = {each['address']: each['step'] / first['step'] for each in hosts}
     slow = [address for address, factor in factors.items() if factor > _ALIKE]
+    by = statistics.median(factors[address] for address in slow) if slow else 1.
     if slow:
-        by = statistics.median(factors[address] for address in slow)
         found.update(slow=len(slow), slow_by=f'{by:.3g}')
-    else:
-        by = 1.
+    taken = {address: by if address in slow else 1. for address in factors}
     unlike += [f'local steps on {address} take {factor:.3g} times as long as here; '
-               f'{by if address in slow else 1:.3g} is taken' for address, factor in factors.items()
-               if not 1 / _ALIKE < factor / (by if address in slow else 1) < _ALIKE]
+               f'{taken[address]:.3g} is taken' for address, factor in factors.items()
+               if not _are_alike(factor, taken[address])]
     found['addresses'] = sorted(factors, key=slow.__contains__)
     found['about'] = (f'Measured by {first["address"]}, {time.strftime("%Y-%m-%d")}, with '
                       "TensorFlow's own servers, less what these take on one host.")

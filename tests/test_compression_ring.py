@@ -46,7 +46,7 @@ def test_all_get_what_each_has_in_the_order_of_the_workers(run_ring, connect, nu
     for rows in run_ring(lambda ring, vector: ring.gather(tf.cast(vector, tf.uint8)), vectors):
         assert rows.dtype == np.uint8 and rows.tolist() == vectors
     rows = at_once([functools.partial(each.gather, np.array(vector, np.uint8)) for each, vector in
-                     zip(exchanges_of(num_workers, connect), vectors)])
+                    zip(exchanges_of(num_workers, connect), vectors)])
     assert [each.tolist() for each in rows] == [sum(vectors, [])] * num_workers
 
 
@@ -55,7 +55,7 @@ def test_what_came_stays_while_somebody_has_it(connect):
     exchanges, kept = exchanges_of(2, connect), []
     for i in range(3):
         kept.append(at_once([functools.partial(each.gather, np.full(100, 10 * i + j, np.uint8))
-                              for j, each in enumerate(exchanges)])[0])
+                             for j, each in enumerate(exchanges)])[0])
     for i, rows in enumerate(kept):
         assert rows.tolist() == [10 * i] * 100 + [10 * i + 1] * 100
     del rows, kept
@@ -90,7 +90,7 @@ def test_a_step_sends_as_many_bytes_as_computed(workers, num_workers, name):
     made = workers([0] * num_workers, start=[[1.] * size, [[2.] * rows]], compression=name)
     at_once([worker.step for worker in made])
     for to_workers, to_ps in at_once([functools.partial(worker.traffic, runs=5)
-                                       for worker in made]):
+                                      for worker in made]):
         assert to_ps == 0
         assert to_workers == pytest.approx(
             (num_workers - 1) * (size_of(name, size) + size_of(name, rows)), rel=0.02)

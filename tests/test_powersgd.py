@@ -231,7 +231,7 @@ def test_bytes_by_queues(workers):
     made = workers([0, 0], start=[np.ones(shape) for shape in DIGITS], compression='powersgd:2')
     at_once([worker.step for worker in made])
     for to_workers, to_ps in at_once([functools.partial(worker.traffic, runs=5)
-                                       for worker in made]):
+                                      for worker in made]):
         assert to_ps == 0
         assert to_workers == pytest.approx(SHARE, rel=0.02)
 

@@ -124,7 +124,7 @@ def sum_by_sockets(connect):
         connect(exchanges)
         for _ in range(times):
             results = at_once([functools.partial(each.sum, vector)
-                                for each, vector in zip(exchanges, vectors)])
+                               for each, vector in zip(exchanges, vectors)])
         return results, exchanges
     return sums
 
@@ -307,7 +307,7 @@ def test_a_sum_stays_while_somebody_has_it(sum_by_sockets, connect):
     for i in range(2, 5):
         kept, before = results[0], results[0].ctypes.data
         results = at_once([functools.partial(each.sum, np.full(1000, i, np.float32))
-                            for each in exchanges])
+                           for each in exchanges])
         assert (kept == 2 * (i - 1 if i > 2 else 1)).all() and results[0].ctypes.data != before
     assert len(exchanges[0]._results[0, 1000, np.dtype(np.float32)]) == 2
 
@@ -415,7 +415,7 @@ def test_workers_meet(meet, num_workers):
     exchanges = meet(['localhost:1'] * num_workers)
     vectors = np.random.RandomState(0).normal(size=[num_workers, 10])
     for total in at_once([functools.partial(each.sum, vector)
-                           for each, vector in zip(exchanges, vectors)]):
+                          for each, vector in zip(exchanges, vectors)]):
         assert total == pytest.approx(vectors.sum(axis=0))
 
 
