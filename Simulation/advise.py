@@ -313,8 +313,6 @@ def main(arguments):
         options.costs = options.costs.expanduser().resolve()
     try:
         place.mkdir(parents=True, exist_ok=True)
-        if options.fresh and (place / 'simulated.csv').exists():
-            (place / 'simulated.csv').unlink()
     except OSError as error:
         sys.exit(f'--results_dir={options.results_dir}: {error.strerror}.')
     if experiments.HERE.parent not in folder.path.parents:
@@ -324,6 +322,8 @@ def main(arguments):
         if cluster is None:
             say('worker 0 knows this host now, and advises')
             return
+    if options.fresh and (place / 'simulated.csv').exists():
+        (place / 'simulated.csv').unlink()
     costs, path = _costs(options, folder, place)
     goal = advise_space.Goal(None if options.within else options.target or _TARGET,
                              options.within)

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 
+from tfdist.cluster import tf_config
 from tfdist.start import ports
 import advise_costs
 import advise_measure
@@ -29,17 +30,19 @@ def file_for(folder, place, fresh, say):
 
     Args:
       folder: `advise_folders.Folder`.
-      place: `pathlib.Path`, the directory of the file. If it is there, nothing is measured.
+      place: `pathlib.Path`, the directory of the file, which the tasks may share. If the file is
+        there, nothing is measured.
       fresh: bool, whether to measure even then.
       say: function of a string that tells what is being measured.
 
     Raises:
-      SystemExit: if a task is missing, or the local steps cannot be timed.
+      SystemExit: if TF_CONFIG cannot be read, a task is missing, or the local steps cannot be
+        timed.
     """
-    path = place / 'cluster.json'
+    path, is_first = place / 'cluster.json', _is_first()
     if path.exists() and not fresh:
         say(f'takes the cluster in {path}; --fresh, for all tasks, measures it again')
-        return path
+        return path if is_first else None
     say('times local steps in one process, for the speed of this host')
     hosts = _of_tasks(os.environ['TF_CONFIG'], advise_measure.local_step(folder), say)
     if hosts is None:
@@ -54,6 +57,12 @@ def file_for(folder, place, fresh, say):
         say(line)
     say(f'wrote the cluster into {path}')
     return path
+
+
+def _is_first():
+    """Returns whether this task of TF_CONFIG is worker 0."""
+    job, jobs = tf_config.own_job()
+    return (job, tf_config.read(job, jobs)[1]) == ('worker', 0)
 
 
 def _start(config, step, path):

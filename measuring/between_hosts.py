@@ -14,7 +14,7 @@ import time
 
 from absl import flags
 import numpy as np
-from tfdist.cluster import liveness, membership, patience, servers, shutdown
+from tfdist.cluster import liveness, membership, patience, servers, shutdown, tf_config
 from tfdist.start import console
 from tfdist.start.quiet import tf
 
@@ -32,19 +32,6 @@ _TRIPS = 5
 def host_of(address):
     """Returns the host of a host:port."""
     return address.rpartition(':')[0]
-
-
-def own_job():
-    """Returns the job of this process and the jobs that there are, as TF_CONFIG has it.
-
-    Where it cannot be read, `membership.resolve` says why.
-    """
-    try:
-        config = json.loads(os.environ['TF_CONFIG'])
-        jobs = ('ps', 'worker') if config['cluster'].get('ps') else ('worker',)
-        return 'ps' if config['task']['type'] == 'ps' else 'worker', jobs
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return 'worker', ('ps', 'worker')
 
 
 def in_order(spec):
@@ -174,7 +161,7 @@ def _serve(resolver, server, asks):
 
 
 def main(_):
-    job, jobs = own_job()
+    job, jobs = tf_config.own_job()
     resolver = membership.resolve(job, jobs)
     spec = resolver.cluster_spec()
     tasks = in_order(spec)

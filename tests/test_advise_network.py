@@ -134,12 +134,32 @@ def test_a_tf_config_that_cannot_be_read(programs):
     task.fails('^TF_CONFIG: the cluster has no list of hosts for the job worker$')
 
 
-def test_what_is_measured_is_kept(programs, tmp_path, monkeypatch):
-    monkeypatch.setenv('TF_CONFIG', '{}')
-    (tmp_path / 'cluster.json').write_text('{"hosts": 2, "round_trip": "1ms"}', encoding='utf-8')
+@pytest.mark.parametrize(('job', 'index', 'advises'), [
+    ('chief', 0, True), ('worker', 0, False), ('ps', 0, False)])
+def test_what_is_measured_is_kept(tmp_path, monkeypatch, job, index, advises):
+    """In a directory that the tasks share, worker 0 alone advises: here that is the chief."""
+    monkeypatch.setenv('TF_CONFIG', json.dumps({
+        'cluster': {'chief': ['alpha:2222'], 'worker': ['beta:2222'], 'ps': ['gamma:2222']},
+        'task': {'type': job, 'index': index}}))
+    path = tmp_path / 'cluster.json'
+    path.write_text('{"hosts": 2, "round_trip": "1ms"}', encoding='utf-8')
     said = []
-    assert advise_network.file_for(None, tmp_path, False, said.append) == tmp_path / 'cluster.json'
+    assert advise_network.file_for(None, tmp_path, False, said.append) == (
+        path if advises else None)
     assert len(said) == 1 and '--fresh' in said[0]
+
+
+def test_fresh_tasks_of_one_directory(tmp_path, monkeypatch):
+    """What was simulated is for worker 0 to forget: others may come while it simulates anew."""
+    monkeypatch.setenv('TF_CONFIG', '{}')
+    monkeypatch.setattr(advise_network, 'file_for', lambda *_: None)
+    (tmp_path / 'simulated.csv').write_text('old', encoding='utf-8')
+    advise.main([f'--results_dir={tmp_path}', '--fresh'])
+    assert (tmp_path / 'simulated.csv').read_text(encoding='utf-8') == 'old'
+
+
+def test_a_cluster_of_tf_config_is_not_run_here(tmp_path, monkeypatch):
+    monkeypatch.setenv('TF_CONFIG', '{}')
     with pytest.raises(SystemExit, match='^--run: it runs on this machine, and TF_CONFIG is'):
         advise.main([f'--results_dir={tmp_path}', '--run'])
 

@@ -5,6 +5,19 @@ import os
 import sys
 
 
+def own_job():
+    """Returns the job of this process, and the jobs of its cluster, for `read`.
+
+    Where TF_CONFIG cannot be read, `read` says why.
+    """
+    try:
+        config = json.loads(os.environ['TF_CONFIG'])
+        jobs = ('ps', 'worker') if config['cluster'].get('ps') else ('worker',)
+        return 'ps' if config['task']['type'] == 'ps' else 'worker', jobs
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return 'worker', ('ps', 'worker')
+
+
 def read(task_type, jobs):
     """Reads the environment variable TF_CONFIG.
 
