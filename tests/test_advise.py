@@ -189,8 +189,11 @@ def test_the_start():
     assert apart.start(costs, 11, 4, 1) == pytest.approx(0.5)
     assert apart.start(costs, 1, 5, 0, is_ring=True) == pytest.approx(0.6)
     shared = advise_cluster.Cluster('5 hosts, 2 cores shared, 1Gbit, 1ms')
-    assert shared.start(costs, 1, 4, 1) == pytest.approx(0.8)
-    assert shared.start(costs, 1, 1, 1) == pytest.approx(0.4)
+    assert shared.start(costs, 1, 4, 1) == pytest.approx(1.6), 'and the ps works for each'
+    assert shared.start(costs, 1, 4, 0, is_ring=True) == pytest.approx(1.2)
+    for cores in 1, 2, 4:  # as was measured, with one worker
+        alone = advise_cluster.Cluster(f'5 hosts, {cores} cores shared, 1Gbit, 1ms')
+        assert alone.start(costs, 1, 1, 1) == pytest.approx(0.4)
 
 
 def test_another_ps_is_on_another_host():
