@@ -37,9 +37,11 @@ class Scheme:
     Attributes:
       name: string, the folder.
       is_apart: bool, whether it goes on when Ctrl-C stops the program that asks.
+      running: set of those of all that have not ended.
     """
 
     is_apart = False
+    running = set()
 
     def __init__(self, name, *flags):
         """Takes the name of a folder, and flags of its program, strings such as --model=resnet."""
@@ -48,6 +50,7 @@ class Scheme:
             [sys.executable, str(pathlib.Path(__file__).resolve()), f'--scheme={name}', *flags],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             universal_newlines=True, start_new_session=self.is_apart)
+        self.running.add(self)
 
     def simulate(self, asked):
         """Simulates.
@@ -85,6 +88,7 @@ class Scheme:
         for stream in self._process.stdout, self._process.stderr:
             stream.close()
         self._process.wait()
+        self.running.discard(self)
 
 
 class Table:
@@ -171,6 +175,7 @@ def for_each(function, items, jobs=None):
 
     Raises:
       SystemExit: if one of the calls does so, after the calls under way have ended.
+      KeyboardInterrupt: after SIGINT, which also ends simulations under way.
     """
     left, complaints = list(items), []
 
@@ -184,8 +189,15 @@ def for_each(function, items, jobs=None):
     threads = [threading.Thread(target=work) for _ in range(jobs or os.cpu_count())]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt:  # the threads end now, not with the last item
+        left.clear()
+        for process in list(Scheme.running):
+            if not process.is_apart:
+                process.stop()
+        raise
     if complaints:
         raise complaints[0]
 

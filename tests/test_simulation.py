@@ -906,6 +906,25 @@ def test_a_simulation_that_cannot_be_says_why(tmp_path):
         experiments.for_each(simulate, ['HogWild'] * 3, jobs=1)
 
 
+def test_ctrl_c_ends_what_is_under_way(programs):
+    """Also where it reaches only who asks: what is simulated ends, and nothing more begins."""
+    ask = ('import sys\n'
+           'import experiments\n'
+           'def simulate(_):\n'
+           "    with experiments.Scheme('HogWild') as scheme:\n"
+           "        print('begins', flush=True)\n"
+           "        scheme.simulate({'workers': '2', 'train_steps': '100000000'})\n"
+           'try:\n'
+           '    experiments.for_each(simulate, range(4), jobs=2)\n'
+           'except KeyboardInterrupt:\n'
+           '    sys.exit(3)\n')
+    asks = programs.start([sys.executable, '-c', ask],
+                          env={'PYTHONPATH': str(ROOT / 'Simulation')})
+    wait_until(lambda: len(asks.out) == 2, asks)
+    os.kill(asks.pid, signal.SIGINT)
+    assert asks.wait() == 3 and len(asks.out) == 2, str(asks)
+
+
 def test_who_simulates_ends_with_who_asks(programs):
     """Also if that one is killed, and in the midst of a simulation."""
     ask = ('import experiments\n'
