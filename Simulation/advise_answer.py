@@ -12,6 +12,7 @@ import numpy as np
 from advise_clock import ON_THE_PS
 from advise_cluster import ANOTHER_PS
 from advise_folders import ALONE
+import advise_simulations
 from advise_space import ONE, Trial
 import advise_words
 import schemes
@@ -320,6 +321,9 @@ class Answer:
         return dict(
             config._asdict(), step_size=float(self._space.step_size(trial)[1]),
             seconds=self._space.start(config) + statistics.mean(times) if there else None,
+            start=self._space.start(config), simulated_with={
+                name: rows[0][name] for name in advise_simulations.COLUMNS if rows[0].get(name)}
+            if there else None,
             local_steps=self._local_steps(rows) if there else None,
             local_steps_per_second=clock['rate'],
             local_steps_of_update=self._space.steps_of_update(config), flags=self._flags(trial),

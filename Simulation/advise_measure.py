@@ -81,13 +81,14 @@ def _seconds_of_trip(number):
     return 1 / float(done.stdout)
 
 
-Real = collections.namedtuple('Real', 'curve local_steps_per_second start')
+Real = collections.namedtuple('Real', 'curve local_steps_per_second start head_start')
 Real.__doc__ = """How a setting really trains.
 
 Attributes:
   curve: list of (step, seconds, accuracy), see `curve_of`.
   local_steps_per_second: float.
   start: float, seconds, see `start_of`.
+  head_start: float, seconds, see `head_start_of`.
 """
 
 
@@ -109,7 +110,7 @@ def real(path, setting, *flags, **options):
         notes = runs.notes_in(directory)
     rate = runs.rate(notes)
     return Real(curve_of(run, notes, setting), setting['window'] * rate,
-                start_of(notes, len(notes) / rate))
+                start_of(notes, len(notes) / rate), head_start_of(notes))
 
 
 def start_of(notes, seconds):
@@ -125,12 +126,17 @@ def start_of(notes, seconds):
     return max(0., max(times[-1] - began - len(times) * seconds for times, began in first))
 
 
+def head_start_of(notes):
+    """Returns for how many seconds another worker trained before the chief did, a float."""
+    return runs.of_chief(notes)['began'] - min(note['began'] for note in notes)
+
+
 def curve_of(run, notes, setting):
     """Returns the accuracy over time of a run, a list of (step, seconds, accuracy).
 
-    The test at the end comes last; its step is None. The seconds are without the time that tests
-    took from the training: while the chief tests, it does not train, nor do workers that wait for
-    it, but the others do.
+    The test at the end comes last; its step is None. The seconds count from when the first worker
+    began, without the time that tests took from the training: while the chief tests, it does not
+    train, nor do workers that wait for it, but the others do; so do they before the chief begins.
 
     Args:
       run: `runs.Run`.
@@ -140,11 +146,12 @@ def curve_of(run, notes, setting):
     together = setting['local_steps_of_update'] >= setting['workers'] * setting['window']
     stopped = 1. if together else 1 / setting['workers']
     chief = runs.of_chief(notes)
+    lost = (stopped - 1) * head_start_of(notes)  # the first test precedes the chief's training
     end = max(note['times'][-1] for note in notes) - chief['began']
-    found, lost = [], 0.
+    found = []
     for (step, seconds, accuracy), tested in zip(chief['curve'], chief['tested']):
         found.append((step, seconds - lost, accuracy))
-        lost += stopped * tested if seconds else 0.  # the first test precedes training
+        lost += stopped * tested if seconds else 0.
     return [*found, (None, end - lost, float(run.find(runs.TEST)[1][1]))]
 
 

@@ -4,6 +4,7 @@
     bash run.sh --regret --held_out             and those that are not while it is being built
     bash run.sh --regret --only=digits/far      one pair; --only=digits: those of a model
     bash run.sh --regret --minutes=2,10,60      how regret falls with the time for the search
+    bash run.sh --regret --seeds=14             is the predicted time right, but for luck?
     bash run.sh --regret --draw                 tables and picture again, without any run
 
 A cluster is network namespaces of this machine, with a rate and a delay. All of them share its
@@ -11,13 +12,17 @@ cores, so sleeping workers stand for slow computing: two cores carry nine of the
 advisor is asked, and these are really run: what it advises; what it predicts to take at most NEAR
 times as long, the soonest first, --most of them; LOT others, drawn by lot; and one process.
 
+With --seeds=N, what is advised and one process are simulated with N seeds, and really run with N.
+
 It measures for hours, and wants a quiet machine. Each run is a row of results/regret.csv, each
-setting that was chosen one of results/regret-advice.csv; a command that was stopped goes on there.
+setting that was chosen one of results/regret-advice.csv, each of N seeds one of
+results/regret-seeds.csv; a command that was stopped goes on there.
 """
 
 import argparse
 import collections
 import contextlib
+import os
 import pathlib
 import random
 import sys
@@ -26,6 +31,7 @@ from measuring import hosts
 from measuring.results import machine, read, write
 import advise
 import advise_measure
+import advise_simulations
 import advised
 import experiments
 import regret_report
@@ -80,9 +86,12 @@ HELD_OUT = [Pair('digits', 'far'), Pair('keras_layers', 'sleeping'), Pair('teach
             Pair('keras_layers', 'slow and far')]
 
 _IDENTITY = ['model', 'cluster', *SETTING, 'repeat']
-COLUMNS = [*_IDENTITY, 'seconds', 'ran', 'local_steps_per_second', 'start', 'complaint', 'machine']
+COLUMNS = [*_IDENTITY, 'seconds', 'ran', 'local_steps_per_second', 'start', 'head_start',
+           'complaint', 'machine']
 ADVICE = ['model', 'cluster', 'minutes', 'role', *SETTING, 'predicted', 'predicted_rate',
           'held_out']
+SEEDS = ['model', 'cluster', *SETTING, 'seed', 'start', 'simulated', 'real', 'machine']
+_LONGER = 4  # times the local steps of the first seed, for unlucky ones
 
 
 def sleeps(pair):
@@ -113,6 +122,8 @@ def parse(arguments):
                         f'(default: {_MOST})')
     parser.add_argument('--repeats', type=int, default=_REPEATS, metavar='N',
                         help=f'runs of each, with other seeds (default: {_REPEATS})')
+    parser.add_argument('--seeds', type=int, default=0, metavar='N',
+                        help='only this: N simulations and N real runs of what is advised')
     parser.add_argument('--results_dir', type=pathlib.Path,
                         help='where all of it goes, in place of results and advice/regret')
     parser.add_argument('--draw', action='store_true', help='run nothing')
@@ -121,8 +132,8 @@ def parse(arguments):
         options.minutes = [float(each) for each in options.minutes.split(',')]
     except ValueError:
         sys.exit(f'--minutes={options.minutes}: a number, or several with commas between.')
-    if min(options.minutes) <= 0 or options.most < 0 or options.repeats < 1:
-        sys.exit('--minutes and --repeats have to be above 0, and --most at least 0.')
+    if min(options.minutes) <= 0 or options.repeats < 1 or min(options.most, options.seeds) < 0:
+        sys.exit('--minutes and --repeats have to be above 0, --most and --seeds at least 0.')
     options.pairs = _chosen(options.only, options.held_out)
     return options
 
@@ -180,7 +191,8 @@ class Judge:
     def __init__(self, results, place):
         """Takes two paths: where the files of the results are, and where the advisor works."""
         self.results, self._advisor = results, advised.Advisor(place, say)
-        self._rows, self._advice = (read(results / name) for name in regret_report.FILES)
+        self._rows, self._advice, self._seeds = (
+            read(results / name) for name in regret_report.FILES)
 
     def _folder(self, model):
         return self._advisor.folder(model, MODELS[model].flags)
@@ -237,11 +249,63 @@ class Judge:
                 for _, setting in chosen:
                     self.run(pair, setting, repeat, expected)
 
+    def with_seeds(self, pair, options):
+        """Simulates and really runs what is advised and one process; takes what `parse` returns.
+
+        Raises:
+          SystemExit: if a real run fails.
+        """
+        answer = self.advice(pair, options.minutes[0])
+        settings = [setting for role, setting in chosen_settings(answer, 0, '')
+                    if role in (ADVISED, ALONE) and setting['seconds']]
+        known = [dict(pair._asdict(), **{name: str(setting[name]) for name in SETTING})
+                 for setting in settings]
+
+        def are_of(row, its):
+            return all(row[name] == value for name, value in its.items())
+
+        # What is no longer advised goes.
+        self._seeds = [row for row in self._seeds if not are_of(row, pair._asdict())
+                       or any(are_of(row, its) for its in known)]
+        folder = self._folder(pair.model)
+        for setting, its in zip(settings, known):
+            there = {row['seed'] for row in self._seeds if are_of(row, its)}
+            seeds = [seed for seed in range(1, options.seeds + 1) if str(seed) not in there]
+            simulated = simulate(folder, self._advisor.place / 'seeds.csv', setting, seeds)
+            for seed in seeds:
+                say(f'{"/".join(pair)}: {regret_report.words(setting)}, seed {seed}')
+                real = really_run(pair, folder.of(setting['scheme']), setting, seed - 1,
+                                  answer['advised'][0]['seconds'])
+                self._seeds.append(dict(its, seed=str(seed), start=f'{setting["start"]:.4g}',
+                                        simulated=simulated[seed], real=real['seconds'],
+                                        machine=machine()))
+                self._write()
+
     def _write(self):
         self.results.mkdir(parents=True, exist_ok=True)
-        for name, columns, rows in zip(regret_report.FILES, (COLUMNS, ADVICE),
-                                       (self._rows, self._advice)):
+        for name, columns, rows in zip(regret_report.FILES, (COLUMNS, ADVICE, SEEDS),
+                                       (self._rows, self._advice, self._seeds)):
             write(self.results / name, columns, rows)
+
+
+def simulate(folder, path, setting, seeds):
+    """Returns a dict by seed of the simulated seconds to the target, strings; empty if not reached.
+
+    Args:
+      folder: `advise_folders.Folder`.
+      path: `pathlib.Path`, the file that keeps simulations.
+      setting: dict, one of the advisor's candidates that came to the target.
+      seeds: list of ints.
+    """
+    found, flags = {}, dict(setting['simulated_with'])
+    flags['local_steps'] = str(_LONGER * int(flags['local_steps']))
+    del flags['problem']  # it is that of the folder
+    asked = [(seed, 'HogWild' if setting['scheme'] == ALONE else setting['scheme'],
+              dict(flags, seed=str(seed))) for seed in seeds]
+    with advise_simulations.Simulations(folder, path, os.cpu_count(), float('inf')) as simulations:
+        simulations.run(asked, lambda seed, row: found.update({seed: row['target_seconds']}),
+                        float('inf'))
+    return found
 
 
 def steps_of(setting, expected):
@@ -292,7 +356,7 @@ def really_run(pair, folder, setting, repeat, expected):
     when = advise_measure.reached(real.curve, MODELS[pair.model].target)
     return {'seconds': '' if when is None else f'{when:.4g}', 'ran': f'{real.curve[-1][1]:.4g}',
             'local_steps_per_second': f'{real.local_steps_per_second:.4g}',
-            'start': f'{real.start:.3g}'}
+            'start': f'{real.start:.3g}', 'head_start': f'{real.head_start:.3g}'}
 
 
 def say(text):
@@ -302,10 +366,11 @@ def say(text):
 
 def seconds_of(options):
     """Returns about how many seconds all of it takes, an int, from the start."""
-    runs_of_pair = options.repeats * (options.most + LOT + 2)
-    each = sum(60 * minutes + _CLOCK_SECONDS for minutes in options.minutes)
+    minutes = options.minutes[:1] if options.seeds else options.minutes
+    runs_of_pair = 2 * options.seeds or options.repeats * (options.most + LOT + 2)
+    each = sum(60 * its + _CLOCK_SECONDS for its in minutes)
     # What another budget advises is mostly what was run for the first one.
-    each += _RUN_SECONDS * runs_of_pair * (1 + 0.5 * (len(options.minutes) - 1))
+    each += _RUN_SECONDS * runs_of_pair * (1 + 0.5 * (len(minutes) - 1))
     return round(len({pair.model for pair in options.pairs}) * _COSTS_SECONDS
                  + len(options.pairs) * each)
 
@@ -320,14 +385,16 @@ def main(arguments):
         reason = hosts.missing()
         if reason:
             sys.exit(f'Clusters cannot be imitated here: {reason}.')
+        what = (f'{options.seeds} simulations and real runs of what is advised, and of one process'
+                if options.seeds else
+                f'at most {options.most} of those that are predicted to take at most {NEAR} times '
+                f'as long as what is advised, {LOT} by lot')
         say(f'{len(options.pairs)} pair{"s" * (len(options.pairs) > 1)}, '
             f'{", ".join(f"{minutes:g}" for minutes in options.minutes)} minutes for each search, '
-            f'at most {options.most} of those that are predicted to take at most {NEAR} times as '
-            f'long as what is advised, {LOT} by lot: about {seconds_of(options) / 60:.0f} minutes '
-            'if nothing of it is there yet')
+            f'{what}: about {seconds_of(options) / 60:.0f} minutes if nothing of it is there yet')
         for pair in options.pairs:
             try:
-                judge.judge(pair, options)
+                (judge.with_seeds if options.seeds else judge.judge)(pair, options)
             except SystemExit as error:
                 say(f'left out: {error}')
             regret_report.publish(results)

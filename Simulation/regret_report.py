@@ -12,7 +12,8 @@ from measuring.style import COLOURS, GREY, logarithmic, STYLE, write
 matplotlib.use('Agg')  # it writes files, and needs no screen
 import matplotlib.pyplot as plt  # noqa: E402
 
-FILES = 'regret.csv', 'regret-advice.csv'  # real runs, and what was chosen to be run
+# Real runs; what was chosen to be run; and what was simulated and run with many seeds.
+FILES = 'regret.csv', 'regret-advice.csv', 'regret-seeds.csv'
 PAGE, PICTURE = 'regret.md', 'regret.png'
 PAIR = ['model', 'cluster']  # columns
 SETTING = ['scheme', 'window', 'workers', 'ps', 'step_size']  # columns that say what is run
@@ -220,15 +221,68 @@ def by_scheme(advice, runs):
     return readmes.table(lines, 'lrr')
 
 
-def page(found, advice, runs):
-    """Returns the page, for a list of `Case` and what `cases` takes."""
+def _mean(values):
+    """Returns the mean of at least two numbers and its standard error."""
+    return statistics.mean(values), statistics.stdev(values) / math.sqrt(len(values))
+
+
+def by_seeds(rows):
+    """Returns what came out with many seeds, in Markdown, a list of parts; empty without rows.
+
+    A setting counts if each seed came to the target; that others did not is said.
+
+    Args:
+      rows: list of rows, dicts: a seed of a setting, simulated and really run.
+    """
+    groups = collections.OrderedDict()
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in PAIR + SETTING), []).append(row)
+    lines = [['pair', 'what', 'seeds', 'predicted s', 'real s', 'real over predicted']]
+    ratios = []
+    for some in groups.values():
+        pair, what = '/'.join(some[0][name] for name in PAIR), words(some[0])
+        lost = {name: sum(not row[name] for row in some) for name in ('simulated', 'real')}
+        if any(lost.values()) or len(some) < 2:
+            lines.append([pair, what, str(len(some)), f'{lost["simulated"]} not reached',
+                          f'{lost["real"]} not reached', ''])
+            continue
+        simulated, off = _mean([float(row['simulated']) for row in some])
+        real, real_off = _mean([float(row['real']) for row in some])
+        predicted = simulated + float(some[0]['start'])
+        ratio = real / predicted
+        error = ratio * math.hypot(off / predicted, real_off / real)
+        ratios.append((ratio, error))
+        lines.append([pair, what, str(len(some)), f'{predicted:.3g} ± {off:.2g}',
+                      f'{real:.3g} ± {real_off:.2g}', f'{ratio:.2f} ± {error:.2g}'])
+    if not groups:
+        return []
+    parts = ['## With many seeds', 'What is advised, and one process, simulated with many seeds '
+             'and really run with as many: means and their standard errors. With few seeds, as '
+             'above, luck makes more of a difference than the prediction.',
+             readmes.table(lines, 'llrrrr')]
+    if ratios:
+        only = [ratio for ratio, _ in ratios]
+        error = statistics.median(error for _, error in ratios)
+        parts.append(f'Real over predicted is {statistics.mean(only):.2f} in the mean of these '
+                     f'{len(only)}, from {min(only):.2f} to {max(only):.2f}; the standard error of '
+                     f'one ratio is {error:.2g} in the median.')
+    return parts
+
+
+def page(found, advice, runs, seeds=()):
+    """Returns the page, for a list of `Case`, and what `cases` and `by_seeds` take."""
     parts = ['# The advisor, judged by regret',
              '`bash Simulation/run.sh --regret` writes this page; `--help` says more. Regret '
              'is by how much longer what was advised really took to the target than the best of '
              'all that were run. That best one is partly lucky, so there is also the regret *by '
              'other seeds*: each seed in turn times what is the best by the others, and the median '
-             'is told. The seconds count from the first step of worker 0 on, without those in '
-             'which its tests held up the training.']
+             'is told. The seconds count from the first step of any worker on, without those in '
+             'which tests of worker 0 held up the training.']
+    older = sum(not row.get('head_start') and row['workers'] != '1' for row in runs)
+    if older:
+        parts.append(f'{older} of the {len(runs)} runs were timed by an older program, from the '
+                     'first step of worker 0 on. Other workers had begun before it, so what does '
+                     'not wait for worker 0 looks sooner than it is.')
     machines = sorted({row['machine'] for row in runs})
     if machines:
         parts.append(f'Measured with {" and ".join(machines)}.')
@@ -250,6 +304,7 @@ def page(found, advice, runs):
         parts += ['## By scheme', 'The median over the settings that came to the target, in all '
                   'pairs: with 0.9 it took a tenth less than was predicted.',
                   of_schemes]
+    parts += by_seeds(seeds)
     failed = [row for row in runs if row['complaint']]
     if failed:
         parts += ['## Runs that failed', 'They count as not having reached the target.', *(
@@ -294,9 +349,9 @@ def draw(found, advice, runs):
 
 def publish(results):
     """Writes the page and the picture from the files in a directory; returns the page, a string."""
-    runs, advice = (read(results / name) for name in FILES)
+    runs, advice, seeds = (read(results / name) for name in FILES)
     found = cases(advice, runs)
-    text = page(found, advice, runs)
+    text = page(found, advice, runs, seeds)
     (results / PAGE).write_text(text, encoding='utf-8')
     if found:
         with plt.rc_context(STYLE):

@@ -1111,12 +1111,19 @@ def test_when_a_curve_comes_to_a_target():
 def test_how_long_tests_hold_up_the_training(of_update, lost):
     """By hand: of four workers one tests, for 0.4 s; where they wait for it, all lose that."""
     notes = [{'chief': True, 'began': 1., 'times': [9.], 'curve': [[0, 0., 0.1], [5, 3., 0.8]],
-              'tested': [7., 0.4]}, {'chief': False, 'times': [11.]}]
+              'tested': [7., 0.4]}, {'chief': False, 'began': 1.2, 'times': [11.]},
+             {'chief': False, 'began': 1., 'times': [9.]}]
     run = types.SimpleNamespace(find=lambda _: (12., re.match('(0.9)', '0.9')))
     setting = {'workers': 4, 'window': 10, 'local_steps_of_update': of_update}
     # The first test precedes training.
     assert advise_measure.curve_of(run, notes, setting) == [
         (0, 0., 0.1), (5, 3., 0.8), (None, pytest.approx(10. - lost), 0.9)]
+    # For 0.8 s the three others train while the chief does not yet, unless they wait for it.
+    notes[1]['began'] = 0.2
+    more = 0.6 if of_update == 10. else 0.
+    assert advise_measure.curve_of(run, notes, setting) == [
+        (0, pytest.approx(more), 0.1), (5, pytest.approx(3. + more), 0.8),
+        (None, pytest.approx(10. + more - lost), 0.9)]
 
 
 # The program.

@@ -27,6 +27,8 @@ def candidate(seconds, **values):
     """Returns a candidate of the advisor."""
     return dict(dict(AGN, seconds=seconds, local_steps_per_second=100.,
                      local_steps_of_update=10., local_steps=None, flags=[], straggler='',
+                     start=0.5, simulated_with={'workers': '4', 'problem': 'AGN', 'seed': '1',
+                                                'local_steps': '50'},
                      workers_and_ps={'WORKERS': '4', 'PS': '1'}), **values)
 
 
@@ -215,6 +217,15 @@ def test_pairs_of_one_budget_show_nothing_of_time():
     assert regret_report.falls(found[:2]) == ''
 
 
+def test_runs_that_an_older_program_timed(tmp_path):
+    """Their page says so; that one process is among them does not matter."""
+    runs = [real(15.), real(30., **ONE), dict(real(10., window=20), head_start='0.1')]
+    for some, says in (runs, True), (runs[1:], False):
+        results.write(tmp_path / 'regret.csv', regret.COLUMNS, some)
+        text = ' '.join(regret_report.publish(tmp_path).split())
+        assert ('1 of the 3 runs were timed by an older program' in text) == says
+
+
 def test_an_empty_page(tmp_path):
     assert 'None of them was run.' in regret_report.publish(tmp_path)
 
@@ -239,10 +250,71 @@ def test_it_resumes(tmp_path, monkeypatch):
     for _ in range(2):
         regret.Judge(tmp_path, tmp_path / 'advice').judge(pair, options)
         assert made == [('AGN', 10), ('AGN', 20), ('one process', 1), ('AGN', 5)]
-    runs, rows = (regret_report.read(tmp_path / name) for name in regret_report.FILES)
+    runs, rows, _ = (regret_report.read(tmp_path / name) for name in regret_report.FILES)
     assert [row['complaint'] for row in runs] == ['', '', '', 'it has ended']
     assert [row['role'] for row in rows] == ['advised', 'near', 'near', 'by lot']
     assert len(regret_report.cases(rows, runs)) == 1
+
+
+def test_many_seeds(tmp_path, monkeypatch):
+    """What is advised and one process, each seed once; what is no longer advised is left out."""
+    pair, made, asked = Pair('mnist', 'far'), [], []
+    directory = tmp_path / 'advice' / 'mnist-far-2'
+    directory.mkdir(parents=True)
+
+    class Simulations:
+        def __init__(self, folder, path, jobs, deadline):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def run(self, some, then, until):
+            for seed, scheme, flags in some:
+                asked.append((scheme, flags))
+                then(seed, {'target_seconds': f'{4 + int(flags["seed"])}.0'})
+
+    def really_run(pair, folder, setting, repeat, expected):
+        made.append((setting['scheme'], setting['window'], repeat))
+        return {'seconds': '6.5'}
+
+    monkeypatch.setattr(regret.advise_simulations, 'Simulations', Simulations)
+    monkeypatch.setattr(regret, 'really_run', really_run)
+    alone = candidate(9., scheme='one process', window=1, workers=1, ps=0)
+    for window, seeds in (10, 2), (10, 3), (20, 2):
+        answer = answer_of(candidate(5., window=window), alone, candidate(6., window=7))
+        (directory / 'answer.json').write_text(json.dumps(answer), encoding='utf-8')
+        options = regret.parse(['--only=mnist/far', f'--seeds={seeds}'])
+        regret.Judge(tmp_path, tmp_path / 'advice').with_seeds(pair, options)
+    both = 'AGN', 10
+    assert made == [(*both, 0), (*both, 1), ('one process', 1, 0), ('one process', 1, 1),
+                    (*both, 2), ('one process', 1, 2), ('AGN', 20, 0), ('AGN', 20, 1)]
+    assert asked[0] == ('AGN', {'workers': '4', 'seed': '1', 'local_steps': '200'})
+    assert {scheme for scheme, _ in asked} == {'AGN', 'HogWild'}
+    *_, rows = (regret_report.read(tmp_path / name) for name in regret_report.FILES)
+    assert sorted((row['scheme'], row['window'], row['seed'], row['start'], row['simulated'],
+                   row['real']) for row in rows) == [
+        ('AGN', '20', '1', '0.5', '5.0', '6.5'), ('AGN', '20', '2', '0.5', '6.0', '6.5'),
+        *(('one process', '1', f'{seed}', '0.5', f'{4 + seed}.0', '6.5') for seed in (1, 2, 3))]
+
+
+def test_what_many_seeds_tell():
+    """By hand: 0.5 + 5.5 s predicted and 6.6 s real, with errors of 0.5 and 0.6 s."""
+    rows = [dict(advice('advised', ''), seed=seed, start='0.5', simulated=simulated, real=real)
+            for seed, simulated, real in (('1', '5.0', '6.0'), ('2', '6.0', '7.2'))]
+    _, _, table, last = regret_report.by_seeds(rows)
+    error = 1.1 * math.hypot(0.5 / 6, 0.6 / 6.6)
+    assert table.splitlines()[2] == (
+        '| mnist/far | AGN, 4 workers, 1 ps, window 10, step size 0.1 | 2 | 6 ± 0.5 | 6.6 ± 0.6 '
+        f'| 1.10 ± {error:.2g} |')
+    assert last.startswith('Real over predicted is 1.10 in the mean of these 1, from 1.10 to 1.10')
+    rows[1]['real'] = ''
+    *_, table = regret_report.by_seeds(rows)
+    assert table.splitlines()[2].endswith('| 2 | 0 not reached | 1 not reached |  |')
+    assert regret_report.by_seeds([]) == []
 
 
 def test_a_real_run_of_one_process(tmp_path, monkeypatch):
@@ -269,7 +341,7 @@ def test_a_real_run_of_one_process(tmp_path, monkeypatch):
     assert float(found['local_steps_per_second']) == pytest.approx(1 / 0.06, rel=0.01)
     (flags, env), = asked
     assert {'--straggler=0:0.05', '--learning_rate=0.1', '--seed=1'} < set(flags)
-    assert 'PYTHON' not in env
+    assert 'PYTHON' not in env and float(found['head_start']) == 0
 
 
 @pytest.mark.thorough
@@ -282,7 +354,7 @@ def test_a_pair_is_judged(tmp_path):
         env={'PYTHON': sys.executable, 'PATH': os.environ['PATH']}, check=False, timeout=900,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
     assert done.returncode == 0, done.stdout
-    runs, rows = (regret_report.read(tmp_path / name) for name in regret_report.FILES)
+    runs, rows, _ = (regret_report.read(tmp_path / name) for name in regret_report.FILES)
     assert [row['role'] for row in rows][0] == 'advised' and len(runs) == len(rows) >= 5
     assert not any(row['complaint'] for row in runs), runs
     assert any(row['seconds'] for row in runs) and '1 pair, 0.1 minutes each' in done.stdout
