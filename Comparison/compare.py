@@ -179,7 +179,7 @@ def from_notes(notes, steps, updates, asked, **rest):
     if not 0.75 * asked < steps < 1.5 * asked:
         sys.exit(f'it did {steps} local steps and not {asked}: Example.steps_of_update is wrong')
     chief = runs.of_chief(notes)
-    late = chief['began'] - min(note['began'] for note in notes)  # others may begin before it
+    late = runs.head_start(notes)
     curve = [(round(step * steps / updates), round(late + seconds, 3), accuracy)
              for step, seconds, accuracy in chief['curve']]
     enough = [seconds for _, seconds, accuracy in curve if accuracy >= ENOUGH]

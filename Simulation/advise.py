@@ -313,6 +313,7 @@ def main(arguments):
         options.costs = options.costs.expanduser().resolve()
     try:
         place.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=str(place)).close()  # whether files can be made there
     except OSError as error:
         sys.exit(f'--results_dir={options.results_dir}: {error.strerror}.')
     if experiments.HERE.parent not in folder.path.parents:

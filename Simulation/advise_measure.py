@@ -88,7 +88,7 @@ Attributes:
   curve: list of (step, seconds, accuracy), see `curve_of`.
   local_steps_per_second: float.
   start: float, seconds, see `start_of`.
-  head_start: float, seconds, see `head_start_of`.
+  head_start: float, seconds, see `runs.head_start`.
 """
 
 
@@ -110,7 +110,7 @@ def real(path, setting, *flags, **options):
         notes = runs.notes_in(directory)
     rate = runs.rate(notes)
     return Real(curve_of(run, notes, setting), setting['window'] * rate,
-                start_of(notes, len(notes) / rate), head_start_of(notes))
+                start_of(notes, len(notes) / rate), runs.head_start(notes))
 
 
 def start_of(notes, seconds):
@@ -124,11 +124,6 @@ def start_of(notes, seconds):
     """
     first = [(note['times'][:runs.WARM_UP], note['began']) for note in notes]
     return max(0., max(times[-1] - began - len(times) * seconds for times, began in first))
-
-
-def head_start_of(notes):
-    """Returns for how many seconds another worker trained before the chief did, a float."""
-    return runs.of_chief(notes)['began'] - min(note['began'] for note in notes)
 
 
 def curve_of(run, notes, setting):
@@ -146,7 +141,7 @@ def curve_of(run, notes, setting):
     together = setting['local_steps_of_update'] >= setting['workers'] * setting['window']
     stopped = 1. if together else 1 / setting['workers']
     chief = runs.of_chief(notes)
-    lost = (stopped - 1) * head_start_of(notes)  # the first test precedes the chief's training
+    lost = (stopped - 1) * runs.head_start(notes)  # the first test precedes the chief's training
     end = max(note['times'][-1] for note in notes) - chief['began']
     found = []
     for (step, seconds, accuracy), tested in zip(chief['curve'], chief['tested']):

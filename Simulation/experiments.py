@@ -37,7 +37,7 @@ class Scheme:
     Attributes:
       name: string, the folder.
       is_apart: bool, whether it goes on when Ctrl-C stops the program that asks.
-      running: set of those of all that have not ended.
+      running: set of all `Scheme` whose processes have not ended.
     """
 
     is_apart = False

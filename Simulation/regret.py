@@ -185,6 +185,16 @@ def chosen_settings(answer, most, seed):
     return found
 
 
+def _identity(pair, setting):
+    """Returns what identifies a setting of a `Pair` in the files, a dict of strings by columns."""
+    return dict(pair._asdict(), **{name: str(setting[name]) for name in SETTING})
+
+
+def _has(row, its):
+    """Returns whether a row has these values, a dict."""
+    return all(row[name] == value for name, value in its.items())
+
+
 class Judge:
     """Asks the advisor, runs what was chosen, and keeps both in files."""
 
@@ -207,8 +217,7 @@ class Judge:
         """Asks the advisor; keeps and returns what `chosen_settings` does."""
         found = chosen_settings(self.advice(pair, minutes), most, '/'.join(pair))
         its = dict(pair._asdict(), minutes=f'{minutes:g}')
-        self._advice = [row for row in self._advice
-                        if any(row[name] != value for name, value in its.items())]
+        self._advice = [row for row in self._advice if not _has(row, its)]
         self._advice += [
             dict(its, role=role, predicted='' if each['seconds'] is None else each['seconds'],
                  predicted_rate=each['local_steps_per_second'], held_out=int(pair in HELD_OUT),
@@ -225,9 +234,8 @@ class Judge:
           repeat: int, from 0 on.
           expected: float, the predicted seconds of what is advised, or None.
         """
-        its = dict(pair._asdict(), repeat=str(repeat),
-                   **{name: str(setting[name]) for name in SETTING})
-        if any(all(row[name] == value for name, value in its.items()) for row in self._rows):
+        its = dict(_identity(pair, setting), repeat=str(repeat))
+        if any(_has(row, its) for row in self._rows):
             return
         say(f'{"/".join(pair)}: {regret_report.words(setting)}, repeat {repeat + 1}')
         path = self._folder(pair.model).of(setting['scheme'])
@@ -258,18 +266,13 @@ class Judge:
         answer = self.advice(pair, options.minutes[0])
         settings = [setting for role, setting in chosen_settings(answer, 0, '')
                     if role in (ADVISED, ALONE) and setting['seconds']]
-        known = [dict(pair._asdict(), **{name: str(setting[name]) for name in SETTING})
-                 for setting in settings]
-
-        def are_of(row, its):
-            return all(row[name] == value for name, value in its.items())
-
+        known = [_identity(pair, setting) for setting in settings]
         # What is no longer advised goes.
-        self._seeds = [row for row in self._seeds if not are_of(row, pair._asdict())
-                       or any(are_of(row, its) for its in known)]
+        self._seeds = [row for row in self._seeds if not _has(row, pair._asdict())
+                       or any(_has(row, its) for its in known)]
         folder = self._folder(pair.model)
         for setting, its in zip(settings, known):
-            there = {row['seed'] for row in self._seeds if are_of(row, its)}
+            there = {row['seed'] for row in self._seeds if _has(row, its)}
             seeds = [seed for seed in range(1, options.seeds + 1) if str(seed) not in there]
             simulated = simulate(folder, self._advisor.place / 'seeds.csv', setting, seeds)
             for seed in seeds:

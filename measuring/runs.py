@@ -65,6 +65,11 @@ def of_chief(notes):
     return chief
 
 
+def head_start(notes):
+    """Returns for how many seconds another worker trained before the chief did, a float."""
+    return of_chief(notes)['began'] - min(note['began'] for note in notes)
+
+
 class Run:
     """A run of a folder's run.sh, from its start to its end.
 

@@ -1143,6 +1143,7 @@ def start(*arguments):
     (['--target=2'], '--target=2: an accuracy is at most 1'),
     (['--target=0.9', '--within=3'], '--target and --within: one of them'),
     (['--minutes=0'], 'argument --minutes: invalid number above 0'),
+    (['--results_dir=/proc/self'], '--results_dir=/proc/self: '),  # no file can be made there
     (['--misspelt'], 'unrecognized arguments: --misspelt'),
     (['--run', f'--cluster={FOUR}'], '--run: it runs on this machine'),
     (['--schemes=FedAvg'], '--schemes=FedAvg: FedAvg is no candidate: its clients have the '),

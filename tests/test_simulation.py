@@ -906,6 +906,14 @@ def test_a_simulation_that_cannot_be_says_why(tmp_path):
         experiments.for_each(simulate, ['HogWild'] * 3, jobs=1)
 
 
+def who_asks(programs, program, lines):
+    """Starts a program that asks for simulations, and returns it when it has said so many lines."""
+    asks = programs.start([sys.executable, '-c', program],
+                          env={'PYTHONPATH': str(ROOT / 'Simulation')})
+    wait_until(lambda: len(asks.out) >= lines, asks)
+    return asks
+
+
 def test_ctrl_c_ends_what_is_under_way(programs):
     """Also where it reaches only who asks: what is simulated ends, and nothing more begins."""
     ask = ('import sys\n'
@@ -918,9 +926,7 @@ def test_ctrl_c_ends_what_is_under_way(programs):
            '    experiments.for_each(simulate, range(4), jobs=2)\n'
            'except KeyboardInterrupt:\n'
            '    sys.exit(3)\n')
-    asks = programs.start([sys.executable, '-c', ask],
-                          env={'PYTHONPATH': str(ROOT / 'Simulation')})
-    wait_until(lambda: len(asks.out) == 2, asks)
+    asks = who_asks(programs, ask, 2)
     os.kill(asks.pid, signal.SIGINT)
     assert asks.wait() == 3 and len(asks.out) == 2, str(asks)
 
@@ -932,9 +938,7 @@ def test_who_simulates_ends_with_who_asks(programs):
            "scheme.simulate({'workers': '2', 'train_steps': '10'})\n"
            'print(scheme._process.pid, flush=True)\n'
            "scheme.simulate({'workers': '2', 'train_steps': '1000000'})\n")
-    asks = programs.start([sys.executable, '-c', ask],
-                          env={'PYTHONPATH': str(ROOT / 'Simulation')})
-    wait_until(lambda: asks.out, asks)
+    asks = who_asks(programs, ask, 1)
     simulates = psutil.Process(int(asks.out[0]))
     worked = simulates.cpu_times().user
     wait_until(lambda: simulates.cpu_times().user > worked + 0.5, asks)
