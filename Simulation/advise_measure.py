@@ -120,10 +120,15 @@ def start_of(notes, seconds):
 
     Args:
       notes: list of dicts, what the processes wrote by tfdist/training/notes.py.
-      seconds: float, that a later run takes.
+      seconds: float, that a later run takes where a process made none.
     """
-    first = [(note['times'][:runs.WARM_UP], note['began']) for note in notes]
-    return max(0., max(times[-1] - began - len(times) * seconds for times, began in first))
+    def longer(note):
+        first, later = note['times'][:runs.WARM_UP], note['times'][runs.WARM_UP - 1:]
+        # By its own runs: those of a slow host all take longer.
+        each = (later[-1] - later[0]) / (len(later) - 1) if len(later) > 1 else seconds
+        return first[-1] - note['began'] - len(first) * each
+
+    return max(0., max(map(longer, notes)))
 
 
 def curve_of(run, notes, setting):

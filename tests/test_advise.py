@@ -1107,6 +1107,18 @@ def test_when_a_curve_comes_to_a_target():
     assert advise_measure.reached([(1, 2., .8)], .9) is None
 
 
+def test_what_the_first_runs_take_longer():
+    """By hand: a host whose runs all take 2 s has no longer start; few runs are taken, too."""
+    notes = [{'began': 1., 'times': [1.8, 1.9, 2., 2.1, 2.2, 2.3, 2.4]},  # 0.7 s longer
+             {'began': 1., 'times': [3.3, 5.3, 7.3, 9.3, 11.3, 13.3]}]
+    assert advise_measure.start_of(notes[1:], 0.1) == pytest.approx(0.3)
+    assert advise_measure.start_of(notes, 0.1) == pytest.approx(0.7)
+    del notes[0]['times'][3:]
+    assert advise_measure.start_of(notes[:1], 0.1) == pytest.approx(0.7)
+    notes[0]['began'] = 1.9
+    assert advise_measure.start_of(notes[:1], 0.1) == 0.
+
+
 @pytest.mark.parametrize('of_update, lost', [(10., 0.1), (40., 0.4)])
 def test_how_long_tests_hold_up_the_training(of_update, lost):
     """By hand: of four workers one tests, for 0.4 s; where they wait for it, all lose that."""
