@@ -173,13 +173,14 @@ def _ask_the_clock(oracle, folder, names):
     Raises:
       SystemExit: if even one process cannot train the model.
     """
-    asked = list(dict.fromkeys(['HogWild', *names]))
+    one = advise_folders.SIMULATES_ALONE
+    asked = list(dict.fromkeys([one, *names]))
     answers = dict(zip(asked, oracle.ask(folder, [{'name': name} for name in asked])))
-    if 'error' in answers['HogWild']:
-        sys.exit(f'The model cannot be simulated: {answers["HogWild"]["error"]}')
+    if 'error' in answers[one]:
+        sys.exit(f'The model cannot be simulated: {answers[one]["error"]}')
     left_out = {name: answer['error'] for name, answer in answers.items() if 'error' in answer}
     found = {name: answers[name] for name in names if name not in left_out}
-    found[advise_folders.ALONE] = answers['HogWild']
+    found[advise_folders.ALONE] = answers[one]
     return found, left_out
 
 

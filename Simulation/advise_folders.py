@@ -10,6 +10,7 @@ import study_cases
 
 ALONE = 'one process'
 _TRAINS_ALONE = 'Non-Distributed-Setup'
+SIMULATES_ALONE = 'HogWild'  # one worker that waits for nothing
 # Its model.py has another interface, so that no other folder's is taken for it.
 _OTHER_INTERFACE = ['Distributed-MNIST']
 

@@ -44,6 +44,7 @@ _PROCESS = 2.  # seconds until the process for a scheme has begun
 _DIVERGED = 2  # see `worth`
 _IN_ANY_CASE = 2  # a share of the time that is never over
 _MORE = 2  # times the local steps to the target, at most, for other seeds
+_LATE = 4  # so where a seed did not come there with _MORE
 
 
 def worth(row, rung=0, start=0.):
@@ -146,8 +147,7 @@ class Search:
                 continue
             flags = self._space.flags(trial, max(least, math.ceil(local_steps(trial))), seed,
                                       self._test_every)
-            name = 'HogWild' if trial.config == ONE else trial.config.scheme
-            asked.append((trial, name, flags))
+            asked.append((trial, trial.config.scheme, flags))
 
         def keep(trial, row):
             if not self._goal.target:  # when it comes to 1 is not what is asked
@@ -463,13 +463,32 @@ class Search:
                 self._simulate([trial for trial in best if seed not in self.found[trial]],
                                self._to_the_target, 1, len(RUNGS), seed)
 
-    def _to_the_target(self, trial):
+    def _to_the_target(self, trial, more=_MORE):
         """Returns how many local steps another seed of a trial is simulated for, a float."""
         row = self.found[trial][1][0]
         if row['target_examples'] == '':
             return int(row['examples']) / self._space.batch_size
         most = max(float(own['target_examples'] or 0) for own, _ in self.found[trial].values())
-        return _MORE * most / self._space.batch_size
+        return more * most / self._space.batch_size
+
+    def _late(self, within):
+        """Returns a dict by seed of the trials of which it did not come to the target in its time.
+
+        Such a seed makes a setting one that does not come there, though it may come there a moment
+        later. These are the trials whose first seed came there, and whose mean is at most `within`
+        times that of the best if the late seeds come there right after their end.
+        """
+        most, found = within * self._soonest(), collections.defaultdict(list)
+        for trial, its in self.found.items():
+            kinds = {seed: worth(*each)[0] for seed, each in its.items()}
+            late = [seed for seed, kind in kinds.items() if kind and its[seed][1] <= len(RUNGS)]
+            if kinds.get(1, 1) or _DIVERGED in kinds.values() or not late:
+                continue
+            seconds = [float(row['target_seconds'] or row['seconds']) for row, _ in its.values()]
+            if self._space.start(trial.config) + statistics.mean(seconds) <= most:
+                for seed in late:
+                    found[seed].append(trial)
+        return found
 
     def _make_sure(self, may_be_best):
         """Simulates all that may be the best with other seeds, while there is time.
@@ -480,6 +499,9 @@ class Search:
         number = -1
         while number < self.number and time.monotonic() < self._deadline:
             number = self.number
+            for seed, trials in self._late(may_be_best[0][0]).items():
+                self._simulate(trials, lambda trial: self._to_the_target(trial, _LATE), 1,
+                               len(RUNGS) + 1, seed)
             following = {trial: 1 + max(self.found[trial])
                          for trial in self._with_few_seeds(may_be_best)[:_AT_A_TIME]}
             for seed in sorted(set(following.values())):

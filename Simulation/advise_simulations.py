@@ -4,6 +4,7 @@ import collections
 import threading
 import time
 
+from advise_folders import ALONE, SIMULATES_ALONE
 import description
 import experiments
 
@@ -52,13 +53,15 @@ class Simulations:
         """Runs simulations.
 
         Args:
-          asked: list of triples (key, scheme, dict of strings by flags); the first ones first.
+          asked: list of triples (key, scheme or ALONE, dict of strings by flags); the first ones
+            first.
           then: function of a key and a row, see `experiments.Table`, to call after each of those
             that there was time for; in any thread.
           until: float, the time of `time.monotonic` after which none begins.
         """
         groups = collections.OrderedDict()
-        for key, name, flags in asked:
+        for key, scheme, flags in asked:
+            name = SIMULATES_ALONE if scheme == ALONE else scheme
             groups.setdefault(name, []).append((key, dict(flags, problem=self._folder.identity)))
         # No scheme is to keep one job busy while others have nothing left to do.
         most = -(-len(asked) // self._jobs)

@@ -303,8 +303,7 @@ def simulate(folder, path, setting, seeds):
     found, flags = {}, dict(setting['simulated_with'])
     flags['local_steps'] = str(_LONGER * int(flags['local_steps']))
     del flags['problem']  # it is that of the folder
-    asked = [(seed, 'HogWild' if setting['scheme'] == ALONE else setting['scheme'],
-              dict(flags, seed=str(seed))) for seed in seeds]
+    asked = [(seed, setting['scheme'], dict(flags, seed=str(seed))) for seed in seeds]
     with advise_simulations.Simulations(folder, path, os.cpu_count(), float('inf')) as simulations:
         simulations.run(asked, lambda seed, row: found.update({seed: row['target_seconds']}),
                         float('inf'))

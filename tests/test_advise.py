@@ -756,6 +756,38 @@ def test_with_a_target_each_ends_there_and_only_those_that_came_there_get_other_
     assert {flags['until_target'] for _, flags in made.asked} == {'false'}
 
 
+@pytest.mark.parametrize('late, is_there', [(3, True), (30, False)])
+def test_an_unlucky_seed_is_simulated_on(searched, monkeypatch, late, is_there):
+    """One that did not come there in its time is late; the setting need not be out of the race."""
+    made = Invented.run
+
+    def run(self, asked, then, until):
+        def told(trial, row):
+            needed = Invented.needed * 2 ** abs(trial.exponent - self.best)
+            if self.asked[-1][1]['seed'] == '3' and int(row['examples']) < late * 32 * needed:
+                row = dict(row, target_seconds='', target_examples='', accuracy='0.94')
+            elif self.asked[-1][1]['seed'] == '3' and row['target_seconds']:
+                row = dict(row, target_seconds=str(late * float(row['target_seconds'])),
+                           target_examples=str(late * 32 * needed))
+            then(trial, row)
+
+        made(self, asked, told, until)
+
+    monkeypatch.setattr(Invented, 'run', run)
+    search, invented = searched(FOUR, costs_of(), seconds=600)
+    others = [trial for trial, rows in search.found.items() if 3 in rows]
+    there = [trial for trial in others if search.worth(trial)[0] == 0]
+    assert others and bool(there) == is_there
+    for trial in others:
+        steps = [int(flags['local_steps']) for its, flags in invented.asked
+                 if its == trial and flags['seed'] == '3']
+        assert len(steps) <= 2 and (len(steps) == 1 or steps[1] == 2 * steps[0])
+    if is_there:  # (1 + 1 + 3) / 3, and seeds that came later
+        trial = search.best()[0]
+        times = [float(row['target_seconds']) for row, _ in search.found[trial].values()]
+        assert max(times) == pytest.approx(3 * min(times))
+
+
 def test_workers_for_whom_there_is_no_time_come_last(searched):
     """With so many that each would make a few local steps only, nothing would be seen."""
     search, _ = searched(FOUR, costs_of())
