@@ -278,11 +278,6 @@ def page(found, advice, runs, seeds=()):
              'other seeds*: each seed in turn times what is the best by the others, and the median '
              'is told. The seconds count from the first step of any worker on, without those in '
              'which tests of worker 0 held up the training.']
-    older = sum(not row.get('head_start') and row['workers'] != '1' for row in runs)
-    if older:
-        parts.append(f'{older} of the {len(runs)} runs were timed by an older program, from the '
-                     'first step of worker 0 on. Other workers had begun before it, so what does '
-                     'not wait for worker 0 looks sooner than it is.')
     machines = sorted({row['machine'] for row in runs})
     if machines:
         parts.append(f'Measured with {" and ".join(machines)}.')

@@ -217,15 +217,6 @@ def test_pairs_of_one_budget_show_nothing_of_time():
     assert regret_report.falls(found[:2]) == ''
 
 
-def test_runs_that_an_older_program_timed(tmp_path):
-    """Their page says so; that one process is among them does not matter."""
-    runs = [real(15.), real(30., **ONE), dict(real(10., window=20), head_start='0.1')]
-    for some, says in (runs, True), (runs[1:], False):
-        results.write(tmp_path / 'regret.csv', regret.COLUMNS, some)
-        text = ' '.join(regret_report.publish(tmp_path).split())
-        assert ('1 of the 3 runs were timed by an older program' in text) == says
-
-
 def test_an_empty_page(tmp_path):
     assert 'None of them was run.' in regret_report.publish(tmp_path)
 
