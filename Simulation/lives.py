@@ -123,6 +123,8 @@ class Life:
         # Shared processors are asked for the other local steps now, even if the first one goes on.
         others = self._when_computed(worker, piece.local_steps - 1) - pulled
         computed = max(first, pulled) + others
+        if self._cluster.cores:
+            yield max(first, pulled)  # its one thread
         yield from self._push(worker, one, piece._replace(local_steps=0))
         yield from self._follow(worker, one, piece)
         yield computed

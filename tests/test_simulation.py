@@ -297,10 +297,10 @@ def test_who_pushes_what_it_pulled_computes_meanwhile(toy, latency, round_, pull
     # One thread does the one after the other.
     shared = toy('AEASGD', 1, train_steps=2, step=['5ms'], latency=[latency], cores='2')
     assert shared.clock.now == pytest.approx(2 * (10e-3 + pushed) + pushed / 3)
-    # While it sleeps, it can send and receive.
+    # While it sleeps, it can receive; it sends when its first local step is over.
     asleep = toy('AEASGD', 1, train_steps=2, step=['1ms'], sleeps=0.004, latency=[latency],
                  cores='2')
-    assert asleep.clock.now == pytest.approx(round_ + pushed)
+    assert asleep.clock.now == pytest.approx(round_ + max(5e-3, pushed * 2 / 3) + pushed / 3)
 
 
 @pytest.mark.parametrize('at_center', [False, True])
