@@ -889,6 +889,14 @@ def test_a_simulation_that_fails(tmp_path, monkeypatch):
     assert list(late) == [0], 'what is in the file takes no time'
 
 
+def test_one_process_is_simulated_as_one_worker_that_waits_for_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(advise_simulations, '_Process', Process)
+    folder, until, found = advise_folders.Folder('AGN', [], tmp_path), time.monotonic() + 9, {}
+    with advise_simulations.Simulations(folder, tmp_path / 'all.csv', 1, until) as simulations:
+        simulations.run([(0, ALONE, {'learning_rate': '1'})], found.__setitem__, until)
+    assert found[0]['scheme'] == 'HogWild'
+
+
 def test_who_is_stopped_does_not_complain(tmp_path, monkeypatch):
     """What ends because the search is over has not failed."""
     monkeypatch.setattr(advise_simulations, '_Process', Process)

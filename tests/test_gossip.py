@@ -448,7 +448,7 @@ def test_who_does_not_answer_a_visit_is_left_out(visiting, monkeypatch, capsys, 
     """Alone a step is one of SGD; it is taken in again when it answers."""
     made = visiting([0, 4], roles=None)
     visits, its = made.visits[0], made.visits[1]._replica
-    visits._answer_secs = 0.2  # of the next connection
+    usual, visits._answer_secs = visits._answer_secs, 0.2  # of the next connection
     visits._there.clear()
     visits._look()
     with monkeypatch.context() as patch:
@@ -457,6 +457,7 @@ def test_who_does_not_answer_a_visit_is_left_out(visiting, monkeypatch, capsys, 
     assert made.x() == [4, 8]
     reason = dict(closes='it has closed the connection').get(how, 'timed out')
     assert f'worker 0: worker 1 does not answer ({reason}): this' in capsys.readouterr().out
+    visits._answer_secs = usual
     visits._look()
     assert 'worker 0: worker 1 answers again' in capsys.readouterr().out
     made.step(0, 1)
