@@ -124,7 +124,7 @@ def start_of(notes, seconds):
     """
     def longer(note):
         first, later = note['times'][:runs.WARM_UP], note['times'][runs.WARM_UP - 1:]
-        # By its own runs: those of a slow host all take longer.
+        # Compared with the worker's own later runs: on a slow host all runs take longer.
         each = (later[-1] - later[0]) / (len(later) - 1) if len(later) > 1 else seconds
         return first[-1] - note['began'] - len(first) * each
 

@@ -105,8 +105,8 @@ class Life:
     def _overlaps(self, worker):
         """Returns whether a worker exchanges and computes at the same time.
 
-        On shared processors it has one thread, which cannot send while it computes; but while it
-        sleeps.
+        On shared processors it has one thread. While that computes it can do nothing else; while it
+        sleeps, what was asked for can arrive.
         """
         return self._player.overlaps and (not self._cluster.cores or self._delays[worker] > 0)
 
@@ -122,11 +122,12 @@ class Life:
         pulled = clock.now
         # Shared processors are asked for the other local steps now, even if the first one goes on.
         others = self._when_computed(worker, piece.local_steps - 1) - pulled
-        computed = max(first, pulled) + others
+        ready = max(first, pulled)  # for the second local step
         if self._cluster.cores:
-            yield max(first, pulled)  # its one thread
+            yield ready  # its one thread sends between local steps only
         yield from self._push(worker, one, piece._replace(local_steps=0))
         yield from self._follow(worker, one, piece)
+        computed = ready + others
         yield computed
         self._record.local_steps += piece.local_steps
         if pulled > first:
