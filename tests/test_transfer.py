@@ -1,10 +1,14 @@
 """Small tensors travel as one, and arrive as they were."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
 from tfdist.scheme import transfer
+from tfdist.start import ports
 
 LARGE = [[3.] * 1000] * 20  # 80 kB
 
@@ -60,3 +64,60 @@ def test_the_bytes_of_tensors():
         known, unknown = tf.zeros([2, 3], tf.int64), tf.placeholder(tf.float32, [None, 2])
         assert transfer.size_of([known, tf.get_variable('x', [5])]) == 48 + 20
         assert transfer.size_of([known, unknown]) is None and transfer.size_of([]) == 0
+
+
+ONE_THREAD = """
+import sys, time
+from absl import flags
+from tfdist.cluster import servers
+from tfdist.scheme import exchange, transfer
+from tfdist.start.quiet import tf
+from tfdist.training import traffic
+
+job, *hosts = sys.argv[1:]
+flags.FLAGS(['', '--num_threads=1'])
+config = servers.config()
+server = tf.train.Server({'ps': hosts[:1], 'worker': hosts[1:]}, job, 0, config=config)
+if job == 'ps':
+    sys.stdin.read()
+    sys.exit()
+
+takes = 0.
+
+def compute(x):
+    time.sleep(takes)
+    return x
+
+with tf.device('/job:ps'):
+    center = tf.get_variable('center', [200, 1000], initializer=tf.zeros_initializer())
+with tf.device('/job:worker'):
+    y = own = tf.get_variable('own', [200, 1000], initializer=tf.ones_initializer())
+    moves = 0.5 * (own - center)
+    x, = exchange.add([own], [moves], -1)
+    for i in range(3):  # the first gradient does not need the center
+        gradient, = tf.py_func(compute, [y], [tf.float32], name=f'gradient_{i}')
+        x = y = x - 0.1 * gradient
+push = exchange.add_to([center], transfer.to_ps([moves], [center]))
+with tf.Session(server.target, config=config) as session:
+    session.run(tf.global_variables_initializer())
+    for _ in range(200):  # meanwhile TensorFlow 2.21 finds out what is cheap
+        session.run([x, push])
+    takes = 0.1
+    trace = traffic.whole_trace(session, [x, push])
+pushed, = (one for one in traffic.transfers(trace) if one.bytes and one.receiver == 'ps 0')
+computed = {one.name: one for one in traffic.work(trace)}
+print('first' if pushed.begin < computed['gradient_2'].begin else 'last')
+"""
+
+
+def test_what_a_worker_pushes_leaves_before_it_computes_on():
+    """With one thread, too: the ps and the worker have one process each."""
+    hosts = [f'localhost:{port}' for port in ports.free_ports(2)]
+    ps = subprocess.Popen([sys.executable, '-c', ONE_THREAD, 'ps', *hosts], stdin=subprocess.PIPE)
+    try:
+        worker = subprocess.run([sys.executable, '-c', ONE_THREAD, 'worker', *hosts], timeout=60,
+                                stdout=subprocess.PIPE, universal_newlines=True, check=True)
+    finally:
+        ps.stdin.close()
+        ps.wait(30)
+    assert worker.stdout == 'first\n'
