@@ -22,6 +22,7 @@ class Folder:
       path: `pathlib.Path`, absolute, the folder that has the model.
       flags: list of strings, those that each program gets.
       names: list of strings, the schemes.
+      own: string, the name of the scheme that the collection does not have; or None.
       identity: string, the same for the same folder, code and flags.
     """
 
@@ -44,9 +45,9 @@ class Folder:
                      f'--folder={name}: there is no such folder.')
         self.names = [each for each in schemes.folders()
                       if each not in study_cases.ALIKE and each not in _OTHER_INTERFACE]
-        self._folders, self._own = {}, self._own_scheme()
-        if self._own and self._own not in self.names:
-            self.names.append(self._own)
+        self._folders, self.own = {}, self._own_scheme()
+        if self.own and self.own not in self.names:
+            self.names.append(self.own)
         digest = hashlib.sha256('\0'.join(flags).encode())
         for path in sorted(self.path.glob('*.py')):
             digest.update(path.read_bytes())
@@ -79,7 +80,7 @@ class Folder:
 
     def _make(self, name):
         scheme = schemes.ROOT / name
-        if name == self._own:
+        if name == self.own:
             return self.path
         if (scheme / 'model.py').read_bytes() == (self.path / 'model.py').read_bytes():
             return scheme

@@ -24,7 +24,8 @@ import validate
 HERE = pathlib.Path(__file__).resolve().parent
 TESTED_SHARE = 0.1  # of its time for which the chief of a real run tests
 _TIMED = 'AGN', 'HogWild'  # whose local steps are timed; the second one for what the first refuses
-_OTHERS = 'DiLoCo',  # whose local steps take longer: their optimizer keeps moments
+# Whose local steps take longer: they keep something from one to the next.
+_OTHERS = ['DiLoCo', 'AEAMSGD', 'DynSGD']
 _SECONDS = 3  # that a run is to train
 _MOST_RUNS, _LEAST_RUNS = 20000, 30  # of a train op
 _ROUND = 0.0015  # seconds of an exchange, for an estimate
@@ -256,12 +257,12 @@ def measure(folder, say):
 
 
 def _of_others(folder, say):
-    """Returns the figures of schemes whose local steps take longer, a dict; see `measure`.
+    """Returns the figures of schemes whose local steps may take longer, a dict; see `measure`.
 
     Without those of a scheme that cannot be timed, as with flags that are not its own.
     """
     found = {}
-    for name in _OTHERS:
+    for name in [*_OTHERS, *filter(None, [folder.own])]:
         say(f'times local steps of {name}')
         with contextlib.suppress(SystemExit):
             timed, = _of_steps(folder, [name], '--briefly')['steps']

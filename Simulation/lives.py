@@ -77,11 +77,13 @@ class Life:
         clock, phase = self._clock, self._record.phase
         self._leaving.discard(worker)
         yield from self._begin(worker)
+        self._record.may_test(worker)
         while worker not in self._leaving:
             began = clock.now
             yield from self._enter(worker)
             phase(worker, 'waits', began, clock.now)
             yield from self._round(worker)
+            self._record.may_test(worker)
         self.lose(worker)
 
     def _begin(self, worker):

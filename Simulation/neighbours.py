@@ -49,6 +49,7 @@ class _Neighbours(lives.Life):
         record.add(step.figures, 1)
         self.step = record.local_steps // self._cluster.workers
         record.reach(self.step)
+        record.may_test(worker)
         if not record.goes_on():
             sent = self.travels.sent
             record.remark(f'sent {sent / 1e6:.4g} MB, {sent / record.local_steps / 1e3:.4g} kB in '
@@ -78,6 +79,7 @@ class Visiting(_Neighbours):
         draw, self._there[worker] = topology.Draw(self._seed, worker), object()
         try:
             yield from self._after_all_that_begin_now()
+            self._record.may_test(worker)
             while worker not in self._leaving:
                 one = yield from self._meet_and_compute(worker, partners, draw)
                 self._step(worker, one)
@@ -235,6 +237,7 @@ class InStep(_Neighbours):
         self._leaving.discard(worker)
         self._player.begin(worker)
         self._there[worker] = object()
+        self._record.may_test(worker)
         for number in range(self._record.train_steps):
             if worker in self._leaving:
                 self.lose(worker)

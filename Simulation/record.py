@@ -46,14 +46,14 @@ class Record:
           timeline: `timeline.Timeline`, or None.
           events: `events.Events`, or None.
           until_target: bool, whether training ends when the target is reached.
-          test_every: float, seconds: it is tested at multiples of this, if there were updates.
+          test_every: float, seconds from a test to the next one, at least; see `may_test`.
         """
         self._name, self._clock, self._train_steps, self._test = name, clock, train_steps, test
         self._batch_size, self._reached = batch_size, reached
         self.step, self.local_steps, self.diverged, self.curve = 0, 0, False, []
         self._test_at = [] if test_every else sorted({-(-train_steps * i ** 2 // tests ** 2)
                                                       for i in range(1, tests + 1)})
-        self._test_every, self._will_test = test_every, False
+        self._test_every, self._next_test = test_every, 0.
         self._line, self._whole = _Figures(), _Figures()
         self.seconds = collections.Counter()  # of all workers, by phase
         self.reached_target, self._until_target = None, until_target
@@ -98,16 +98,14 @@ class Record:
             while self._test_at and step >= self._test_at[0]:
                 self._test_at.pop(0)
             self._say_line()
-        if self._test_every and not self._will_test:
-            self._will_test = True
-            self._clock.at((self._clock.now // self._test_every + 1) * self._test_every,
-                           self._test_in_time)
         if self._reached:
             self._reached(step)
 
-    def _test_in_time(self):
-        self._will_test = False
-        self._say_line()
+    def may_test(self, worker):
+        """Tests if a worker is the chief, and a test is due; it is between two rounds now."""
+        if self._test_every and worker == 0 and self._clock.now >= self._next_test:
+            self._next_test = self._clock.now + self._test_every
+            self._say_line()
 
     @property
     def train_steps(self):
@@ -121,7 +119,9 @@ class Record:
 
     def rate(self):
         """Returns the local steps of all workers per virtual second."""
-        return self.local_steps / self._clock.now if self._clock.now else math.inf
+        if not self._clock.now:
+            return math.inf if self.local_steps else 0.
+        return self.local_steps / self._clock.now
 
     def _say_line(self):
         """Tests, and prints a line."""
@@ -137,8 +137,8 @@ class Record:
             self._events.add(self.curve[-1], self.rate())
         said = [self._line.words(), *(f'{name.replace("_", " ")} {value:.3f}' for name, value in
                                       figures.items() if name not in _NOT_SAID), self._rate()]
-        self._say(f'step {self.step} of {self._train_steps}, {", ".join(said)}, '
-                    f'{self._clock.now:.4g} s')
+        self._say(f'step {self.step} of {self._train_steps}, {", ".join(filter(None, said))}, '
+                  f'{self._clock.now:.4g} s')
         self._whole.merge(self._line)
         self._line = _Figures()
 

@@ -43,6 +43,7 @@ NEAR, LOT = 3, 3
 _MINUTES, _MOST, _REPEATS = '2', 5, 1
 _MOST_SECONDS = 30  # that a real run is to train
 _ENOUGH = 2.5, 3  # times its own time, or that of what is advised, for which a setting is run
+_SEED = 101  # of the first repeat: the advisor simulates with 1, 2, ... 20
 _TIME_LIMIT = 120  # for a real run, from its start to its end
 _COSTS_SECONDS, _CLOCK_SECONDS, _RUN_SECONDS = 90, 30, 25  # for an estimate
 
@@ -242,7 +243,7 @@ class Judge:
         row = dict.fromkeys(COLUMNS, '')
         row.update(its, machine=machine())
         try:
-            row.update(really_run(pair, path, setting, repeat, expected))
+            row.update(really_run(pair, path, setting, _SEED + repeat, expected))
         except SystemExit as error:
             row['complaint'] = str(error).splitlines()[-1]
         self._rows.append({name: str(row[name]) for name in COLUMNS})
@@ -277,7 +278,7 @@ class Judge:
             simulated = simulate(folder, self._advisor.place / 'seeds.csv', setting, seeds)
             for seed in seeds:
                 say(f'{"/".join(pair)}: {regret_report.words(setting)}, seed {seed}')
-                real = really_run(pair, folder.of(setting['scheme']), setting, seed - 1,
+                real = really_run(pair, folder.of(setting['scheme']), setting, seed,
                                   answer['advised'][0]['seconds'])
                 self._seeds.append(dict(its, seed=str(seed), start=f'{setting["start"]:.4g}',
                                         simulated=simulated[seed], real=real['seconds'],
@@ -335,20 +336,20 @@ def hosts_of(pair, setting):
         yield {'PYTHON': network.python()}
 
 
-def really_run(pair, folder, setting, repeat, expected):
+def really_run(pair, folder, setting, seed, expected):
     """Makes a run; returns figures, a dict by names of COLUMNS.
 
     Args:
       pair: `Pair`.
       folder: path of the folder that is run.
       setting: dict, one of the advisor's candidates.
-      repeat: int, from 0 on.
+      seed: int.
       expected: float, see `Judge.run`.
 
     Raises:
       SystemExit: if it fails.
     """
-    flags = [f'--train_steps={steps_of(setting, expected)}', f'--seed={repeat + 1}',
+    flags = [f'--train_steps={steps_of(setting, expected)}', f'--seed={seed}',
              f'--log_every_n_steps={10 ** 9}']
     if setting['straggler']:
         flags.append(f'--straggler={setting["straggler"]}')

@@ -41,8 +41,8 @@ flags.DEFINE_string('cluster', 'ethernet', 'a file in JSON that describes the cl
 flags.DEFINE_integer('local_steps', None, 'of all workers together; in place of --train_steps',
                      lower_bound=1)
 flags.DEFINE_integer('tests', 10, 'how many tests the run has: more at first', lower_bound=1)
-flags.DEFINE_string('test_every', None, 'virtual time between two tests, such as 0.1s; in place of '
-                    '--tests')
+flags.DEFINE_string('test_every', None, 'virtual time from a test, when worker 0 is between two '
+                    'rounds, to the next one, at least, such as 0.1s; in place of --tests')
 flags.DEFINE_float('target', 0.95, 'test accuracy whose time is printed', lower_bound=0,
                    upper_bound=1)
 flags.DEFINE_boolean('until_target', False, 'end when the test accuracy has come to --target')

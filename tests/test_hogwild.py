@@ -107,7 +107,8 @@ def test_placement(hogwild, folder):
     ps = ops.pop('/job:ps/replica:0/task:0/device:CPU:0')
     me = ops.pop('/job:worker/replica:0/task:1/device:CPU:0')
     assert not ops, 'no other task takes part'
-    bookkeeping = {'Const', 'Identity', 'NoOp', '_Send', '_Recv', 'Add', 'AddV2', 'Sub', 'Pack'}
+    bookkeeping = {'Const', 'Identity', 'NoOp', '_Send', '_Recv', 'Add', 'AddV2', 'Sub', 'Pack',
+                   'Squeeze'}
     state = {'VarHandleOp', 'ReadVariableOp', 'ResourceApplyGradientDescent', 'ResourceCountUpTo'}
     assert state <= ps <= state | bookkeeping
     assert {'Square', 'Mul'} <= me and not me & state

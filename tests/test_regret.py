@@ -230,8 +230,8 @@ def test_it_resumes(tmp_path, monkeypatch):
                        candidate(9., scheme='one process', window=1, workers=1, ps=0))
     (directory / 'answer.json').write_text(json.dumps(answer), encoding='utf-8')
 
-    def really_run(pair, folder, setting, repeat, advised):
-        made.append((setting['scheme'], setting['window']))
+    def really_run(pair, folder, setting, seed, advised):
+        made.append((setting['scheme'], setting['window'], seed))
         if setting['window'] == 5:
             sys.exit('first\nit has ended')
         return {'seconds': '5.5', 'ran': '9'}
@@ -240,7 +240,8 @@ def test_it_resumes(tmp_path, monkeypatch):
     options = regret.parse(['--only=mnist/far'])
     for _ in range(2):
         regret.Judge(tmp_path, tmp_path / 'advice').judge(pair, options)
-        assert made == [('AGN', 10), ('AGN', 20), ('one process', 1), ('AGN', 5)]
+        assert made == [('AGN', 10, 101), ('AGN', 20, 101), ('one process', 1, 101),
+                        ('AGN', 5, 101)], 'the advisor simulates with the seeds from 1 on'
     runs, rows, _ = (regret_report.read(tmp_path / name) for name in regret_report.FILES)
     assert [row['complaint'] for row in runs] == ['', '', '', 'it has ended']
     assert [row['role'] for row in rows] == ['advised', 'near', 'near', 'by lot']
@@ -268,8 +269,8 @@ def test_many_seeds(tmp_path, monkeypatch):
                 asked.append((scheme, flags))
                 then(seed, {'target_seconds': f'{4 + int(flags["seed"])}.0'})
 
-    def really_run(pair, folder, setting, repeat, expected):
-        made.append((setting['scheme'], setting['window'], repeat))
+    def really_run(pair, folder, setting, seed, expected):
+        made.append((setting['scheme'], setting['window'], seed))
         return {'seconds': '6.5'}
 
     monkeypatch.setattr(regret.advise_simulations, 'Simulations', Simulations)
@@ -281,8 +282,8 @@ def test_many_seeds(tmp_path, monkeypatch):
         options = regret.parse(['--only=mnist/far', f'--seeds={seeds}'])
         regret.Judge(tmp_path, tmp_path / 'advice').with_seeds(pair, options)
     both = 'AGN', 10
-    assert made == [(*both, 0), (*both, 1), ('one process', 1, 0), ('one process', 1, 1),
-                    (*both, 2), ('one process', 1, 2), ('AGN', 20, 0), ('AGN', 20, 1)]
+    assert made == [(*both, 1), (*both, 2), ('one process', 1, 1), ('one process', 1, 2),
+                    (*both, 3), ('one process', 1, 3), ('AGN', 20, 1), ('AGN', 20, 2)]
     assert asked[0] == ('AGN', {'workers': '4', 'seed': '1', 'local_steps': '200'})
     assert {scheme for scheme, _ in asked} == {'AGN', 'one process'}
     *_, rows = (regret_report.read(tmp_path / name) for name in regret_report.FILES)
@@ -325,13 +326,13 @@ def test_a_real_run_of_one_process(tmp_path, monkeypatch):
     monkeypatch.setattr(advise_measure.runs, 'notes_in', lambda _: notes)
     alone = candidate(5., scheme='one process', window=1, flags=['--learning_rate=0.1'],
                       straggler='0:0.05', workers_and_ps={})
-    found = regret.really_run(Pair('mnist', 'far'), tmp_path, alone, 0, 5.)
+    found = regret.really_run(Pair('mnist', 'far'), tmp_path, alone, 101, 5.)
     # The first test precedes training, and the second one ends before the run does.
     assert float(found['ran']) == 5.5
     assert float(found['seconds']) == pytest.approx(4.5), 'half way from 80 % to the end'
     assert float(found['local_steps_per_second']) == pytest.approx(1 / 0.06, rel=0.01)
     (flags, env), = asked
-    assert {'--straggler=0:0.05', '--learning_rate=0.1', '--seed=1'} < set(flags)
+    assert {'--straggler=0:0.05', '--learning_rate=0.1', '--seed=101'} < set(flags)
     assert 'PYTHON' not in env and float(found['head_start']) == 0
 
 

@@ -686,29 +686,38 @@ def test_equal_workers_are_stale_by_all_others(toy, workers):
         [staleness for _, staleness, _, _ in one.pushed])
 
 
-def test_tests_at_even_times(simulate, tmp_path):
-    """Equal workers push together, and no test falls between their pushes."""
+@pytest.mark.parametrize('scheme, window, every, after', [
+    ('HogWild', 1, '5ms', [10, 20, 30, 40]), ('HogWild', 1, '15ms', [20, 40]),
+    ('AEASGD', 4, '5ms', [40]), ('Synchronous-SGD', 1, '25ms', [30]),
+    ('Ring-AllReduce', 1, '5ms', [10, 20, 30, 40]), ('Gossip', 1, '15ms', [20, 40]),
+    ('FedAvg', None, '1s', [])])
+def test_tests_between_the_rounds_of_worker_0(simulate, tmp_path, scheme, window, every, after):
+    """The first one precedes training. Three workers make 24 local steps, of 10 ms each."""
     path = tmp_path / 'curve.csv'
-    status, _, err = simulate('--scheme=HogWild', '--workers=3', '--step=10ms', '--update=0s',
-                              '--local_steps=60', '--test_every=25ms', f'--csv={path}')
+    status, out, err = simulate(
+        f'--scheme={scheme}', '--workers=3', '--step=10ms', '--local_steps=24', '--exchange=0s',
+        '--latency=0s', f'--test_every={every}', f'--csv={path}',
+        *([f'--communication_window={window}'] if window and window > 1 else []))
+    assert status == 0 and not err
+    with open(path, encoding='utf-8') as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row['seconds']) for row in rows[:1 + len(after)]] == pytest.approx(
+        [0, *(1e-3 * each for each in after)], abs=1e-3)
+    assert int(rows[0]['step']) == 0 and not rows[0]['loss'] and float(rows[0]['test_accuracy'])
+    assert any(re.search(r': step 0 of \d+, test accuracy [\d.]+, 0 steps/s, 0 s$', line)
+               for line in out)
+
+
+def test_nobody_tests_while_worker_0_is_away(simulate, tmp_path):
+    """The others make their updates meanwhile, and there is a test at the end."""
+    path = tmp_path / 'curve.csv'
+    status, _, err = simulate('--scheme=HogWild', '--workers=2', '--step=10ms', '--local_steps=20',
+                              '--die=0:35ms', '--test_every=1ms', f'--csv={path}')
     assert status == 0 and not err
     with open(path, encoding='utf-8') as file:
         *rows, last = csv.DictReader(file)
-    seconds = [float(row['seconds']) for row in rows]
-    # All three have pushed by 10, 20, ... ms and a little; nothing new, no test.
-    assert seconds == pytest.approx([0.025 * i for i in range(1, 1 + len(seconds))])
-    assert [int(row['step']) for row in rows] == [3 * int(each / 0.01005) for each in seconds]
-    assert int(last['step']) == 60
-
-
-def test_without_updates_there_are_no_tests(simulate, tmp_path):
-    path = tmp_path / 'curve.csv'
-    status, _, err = simulate('--scheme=HogWild', '--workers=1', '--step=100ms', '--local_steps=5',
-                              '--test_every=10ms', f'--csv={path}')
-    assert status == 0 and not err
-    with open(path, encoding='utf-8') as file:
-        steps = [int(row['step']) for row in csv.DictReader(file)]
-    assert steps == [1, 2, 3, 4, 5]
+    assert [round(1e2 * float(row['seconds'])) for row in rows] == [0, 1, 2, 3]
+    assert int(last['step']) == 20
 
 
 def test_faster_workers_push_more(toy):
