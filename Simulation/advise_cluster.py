@@ -227,8 +227,8 @@ class Cluster:
         """Returns the seconds that the first runs take longer than later ones, a float.
 
         On shared cores the workers, which all prepare their graphs then, and the ps are in each
-        other's way: on two cores 1.5 times as long was measured for 2 workers, in the median, 2.9
-        for 3, 2.8 for 4 and 6.6 for 8 (in the 330 runs of results/regret.csv with windows up to 10
+        other's way: on two cores 1.5 times as long was measured for 2 workers, in the median, 2.6
+        for 3, 3.2 for 4 and 7.3 for 8 (in the 354 runs of results/regret.csv with windows up to 10
         on equal hosts).
 
         Args:

@@ -257,12 +257,13 @@ def measure(folder, say):
 
 
 def _of_others(folder, say):
-    """Returns the figures of schemes whose local steps may take longer, a dict; see `measure`.
+    """Times schemes whose local steps may take longer; returns their figures, as `measure`.
 
     Without those of a scheme that cannot be timed, as with flags that are not its own.
     """
     found = {}
-    for name in [*_OTHERS, *filter(None, [folder.own])]:
+    # One's own scheme may be a changed copy of one of these, of the same name.
+    for name in dict.fromkeys(_OTHERS + [folder.own] * bool(folder.own)):
         say(f'times local steps of {name}')
         with contextlib.suppress(SystemExit):
             timed, = _of_steps(folder, [name], '--briefly')['steps']

@@ -95,6 +95,21 @@ def test_a_scheme_whose_local_steps_take_longer():
     assert its.get('start, a local step') == 9e-3 and its.get('hop') == costs.get('hop')
 
 
+@pytest.mark.parametrize('own, more', [(None, []), ('Mine', ['Mine']), ('DynSGD', [])])
+def test_whose_local_steps_are_timed(monkeypatch, own, more):
+    """Each scheme once, also if one's own is a changed copy of another one."""
+    timed = []
+
+    def of_steps(folder, names, *options):
+        timed.extend(names)
+        return {'steps': [{'step': (1e-3, 1e-3, 1e-3), 'more': 2e-3}]}
+
+    monkeypatch.setattr(advise_measure, '_of_steps', of_steps)
+    found = advise_measure._of_others(types.SimpleNamespace(own=own), lambda words: None)
+    assert timed == ['DiLoCo', 'AEAMSGD', 'DynSGD', *more]
+    assert len(found) == 2 * len(timed) and found['step of AEAMSGD'].value == 1e-3
+
+
 @pytest.mark.parametrize('edit, complaint', [
     (lambda values: values['figures'].pop('hop'), '"hop" is missing: a hop of the ring'),
     (lambda values: values['figures']['hop'].update(value='2'), '"hop": 2 has no unit'),
