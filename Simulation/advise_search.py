@@ -27,7 +27,7 @@ RUNGS = Rung(.3, 1, 1.5), Rung(.25, 2, 3), Rung(.2, 3, 6)
 _OF_ONE, _OF_A_ROUND = .15, .1  # shares of the time, the second one at most
 # Whose time is at most so many times that of the best gets so many seeds, if there is time.
 _MAY_BE_BEST = (1.3, 3), (1.1, 5)
-_AT_LEISURE = (1.1, 10), (1.05, 20)  # once nothing else is left to try
+_AT_LAST = (1.1, 10), (1.05, 20)  # with the time that is left in the end
 _OF_EACH_SCHEME = 3  # seeds of its best setting
 _UNTIL = .65, .9  # shares of the time after which only other seeds are simulated
 _FAR = 2  # times the time of the best: where others are given up
@@ -75,7 +75,7 @@ class Search:
       too_slow: list of `advise_space.Config` that the clock rules out.
       too_long: set of those of which even a round takes too long to simulate.
       number: int, how many simulations it had.
-      is_stopped: bool, whether it was stopped before its end.
+      is_stopped: bool, whether it was stopped, or had no time for other seeds of the best one.
     """
 
     def __init__(self, space, simulations, goal, seconds, jobs, then=lambda: None):
@@ -107,11 +107,11 @@ class Search:
             self._finish()
             for until in _UNTIL:
                 trials = self._go_on(trials, until)
+                self._make_sure(_MAY_BE_BEST, _UNTIL[-1])
                 self._repeat()
-                self.is_stopped |= time.monotonic() > self._deadline and until == _UNTIL[0]
-                self._make_sure(_MAY_BE_BEST)
-            if all(trial in self.found or trial.config in self.too_long for trial in trials):
-                self._make_sure(_AT_LEISURE)
+            self._make_sure(_MAY_BE_BEST + _AT_LAST)
+            self.is_stopped = any(len(self.found[trial]) < _OF_EACH_SCHEME
+                                  for trial in self.best()[:1])
         except KeyboardInterrupt:
             self.is_stopped = True
             self._simulations.stop()
@@ -214,10 +214,14 @@ class Search:
         self._least = max(steps, self._fixed / self._cost / 2)
         self._set_horizon()
         if best:
-            self._space.exponent = best.exponent
             reached = self.found[best][1][0]['target_seconds']
             self._set_tests(float(reached) if reached else self._horizon)
-            self._simulate([best], lambda _: self._steps[best], _IN_ANY_CASE)  # tested as all are
+            near = [trial for trial in self.found
+                    if self.worth(trial) < (0, _MAY_BE_BEST[0][0] * self._soonest())] or [best]
+            self._simulate(near, self._steps.get, _IN_ANY_CASE)  # tested as all are from now on
+            # Its seeds take little time, and show whether its step size was the best by luck.
+            self._make_sure(_MAY_BE_BEST, _OF_ONE)
+            self._space.exponent = self._of_one().exponent
 
     def _set_tests(self, seconds):
         """Sets how often simulations are tested from now on: as the chief of a real run tests.
@@ -490,23 +494,24 @@ class Search:
                     found[seed].append(trial)
         return found
 
-    def _make_sure(self, may_be_best):
+    def _make_sure(self, may_be_best, until=1):
         """Simulates all that may be the best with other seeds, while there is time.
 
         Args:
           may_be_best: pairs of numbers, see `_MAY_BE_BEST`.
+          until: float, the share of the time after which no simulation begins.
         """
         number = -1
-        while number < self.number and time.monotonic() < self._deadline:
+        while number < self.number and self._left(until) > 0:
             number = self.number
             for seed, trials in self._late(may_be_best[0][0]).items():
-                self._simulate(trials, lambda trial: self._to_the_target(trial, _LATE), 1,
+                self._simulate(trials, lambda trial: self._to_the_target(trial, _LATE), until,
                                len(RUNGS) + 1, seed)
             following = {trial: 1 + max(self.found[trial])
                          for trial in self._with_few_seeds(may_be_best)[:_AT_A_TIME]}
             for seed in sorted(set(following.values())):
                 self._simulate([trial for trial, its in following.items() if its == seed],
-                               self._to_the_target, 1, len(RUNGS), seed)
+                               self._to_the_target, until, len(RUNGS), seed)
 
     def _with_few_seeds(self, may_be_best):
         """Returns the trials that may be the best one and have few seeds, the best ones first."""

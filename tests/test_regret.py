@@ -39,12 +39,12 @@ def answer_of(advised, *others):
 
 # What is run.
 
-def test_at_least_twenty_pairs_of_which_six_are_held_out():
+def test_at_least_twenty_pairs_of_which_nine_are_held_out():
     every = regret.parse(['--held_out']).pairs
     looked_at = regret.parse([]).pairs
-    assert len(every) >= 20 and len(set(every) - set(looked_at)) == 6
+    assert len(every) >= 20 and len(set(every) - set(looked_at)) == 9
     assert set(regret.HELD_OUT) == set(every) - set(looked_at)
-    assert {pair.cluster for pair in regret.HELD_OUT} == set(regret.CLUSTERS)
+    assert len({pair.cluster for pair in regret.HELD_OUT}) >= 5
     assert {pair.model for pair in regret.HELD_OUT} == set(regret.MODELS)
 
 
