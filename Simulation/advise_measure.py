@@ -257,7 +257,7 @@ def measure(folder, say):
 
 
 def _of_others(folder, say):
-    """Times schemes whose local steps may take longer; returns their figures, as `measure`.
+    """Times schemes whose local steps may take longer; returns their figures as `measure` does.
 
     Without those of a scheme that cannot be timed, as with flags that are not its own.
     """

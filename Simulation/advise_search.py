@@ -3,8 +3,8 @@
 What cannot be fast enough goes first: even if each of its local steps were worth OPTIMISM of one
 process, that one would be there earlier. The others are simulated with gradients, shortly at first
 and with a few step sizes. In each of RUNGS the better ones go on, for longer; so do their
-neighbours, for as long as there is time. At the end the best one of each scheme gets other seeds,
-and then all that may be as good: what looks best after one simulation each was mostly lucky.
+neighbours, for as long as there is time. At the end all that may be the best gets other seeds: what
+looks best after one simulation each was mostly lucky. Then the best one of each scheme does.
 """
 
 import collections
@@ -216,8 +216,8 @@ class Search:
         if best:
             reached = self.found[best][1][0]['target_seconds']
             self._set_tests(float(reached) if reached else self._horizon)
-            near = [trial for trial in self.found
-                    if self.worth(trial) < (0, _MAY_BE_BEST[0][0] * self._soonest())] or [best]
+            late = 0, _MAY_BE_BEST[0][0] * self._soonest()
+            near = [trial for trial in self.found if self.worth(trial) < late] or [best]
             self._simulate(near, self._steps.get, _IN_ANY_CASE)  # tested as all are from now on
             # Its seeds take little time, and show whether its step size was the best by luck.
             self._make_sure(_MAY_BE_BEST, _OF_ONE)

@@ -44,7 +44,8 @@ def test_at_least_twenty_pairs_of_which_nine_are_held_out():
     looked_at = regret.parse([]).pairs
     assert len(every) >= 20 and len(set(every) - set(looked_at)) == 9
     assert set(regret.HELD_OUT) == set(every) - set(looked_at)
-    assert len({pair.cluster for pair in regret.HELD_OUT}) >= 5
+    # What was seen of the sixth pair, keras_layers/slow and far, changed the search.
+    assert {pair.cluster for pair in regret.HELD_OUT} == set(regret.CLUSTERS) - {'slow and far'}
     assert {pair.model for pair in regret.HELD_OUT} == set(regret.MODELS)
 
 
