@@ -227,9 +227,9 @@ class Cluster:
         """Returns the seconds that the first runs take longer than later ones, a float.
 
         On shared cores the workers, which all prepare their graphs then, and the ps are in each
-        other's way: on two cores 1.5 times as long was measured for 2 workers, in the median, 2.6
-        for 3, 3.2 for 4 and 7.3 for 8 (in the 354 runs of results/regret.csv with windows up to 10
-        on equal hosts).
+        other's way: on two cores 2.0 times as long was measured for 2 workers, in the median, 2.9
+        for 3, 3.9 for 4 and 7.8 for 8 (in the 360 runs of results/regret.csv with windows up to 10
+        on equal hosts, without those on the cluster "slow and far").
 
         Args:
           costs: `advise_costs.Costs`.

@@ -4,6 +4,7 @@
     bash run.sh --regret --held_out             and those that are not while it is being built
     bash run.sh --regret --only=digits/far      one pair; --only=digits: those of a model
     bash run.sh --regret --minutes=2,10,60      how regret falls with the time for the search
+    bash run.sh --regret --sure=9               more runs of what may be the best
     bash run.sh --regret --seeds=14             is the predicted time right, but for luck?
     bash run.sh --regret --draw                 tables and picture again, without any run
 
@@ -12,7 +13,11 @@ cores, so sleeping workers stand for slow computing: two cores carry nine of the
 advisor is asked, and these are really run: what it advises; what it predicts to take at most NEAR
 times as long, the soonest first, --most of them; LOT others, drawn by lot; and one process.
 
-With --seeds=N, what is advised and one process are simulated with N seeds, and really run with N.
+The soonest of many settings is a lucky one. With --sure=N, what is advised, and all that really was
+as soon, whoever chose it, are run on until each has N runs, or is later than what is advised.
+
+With --seeds=N, what is advised, the best of all that were run, and one process are simulated with N
+seeds, and really run with N.
 
 It measures for hours, and wants a quiet machine. Each run is a row of results/regret.csv, each
 setting that was chosen one of results/regret-advice.csv, each of N seeds one of
@@ -46,6 +51,7 @@ _ENOUGH = 2.5, 3  # times its own time, or that of what is advised, for which a 
 _SEED = 101  # of the first repeat: the advisor simulates with 1, 2, ... 20
 _TIME_LIMIT = 120  # for a real run, from its start to its end
 _COSTS_SECONDS, _CLOCK_SECONDS, _RUN_SECONDS = 90, 30, 25  # for an estimate
+_AS_SOON = 3  # settings that really are as soon as what is advised, which is one; for it, too
 
 Model = collections.namedtuple('Model', 'flags target milliseconds')
 Model.__doc__ = """What is trained.
@@ -124,8 +130,12 @@ def parse(arguments):
                         f'(default: {_MOST})')
     parser.add_argument('--repeats', type=int, default=_REPEATS, metavar='N',
                         help=f'runs of each, with other seeds (default: {_REPEATS})')
+    parser.add_argument('--sure', type=int, default=0, metavar='N',
+                        help='then runs of what is advised, and of all that really was as soon, '
+                        'until each has N')
     parser.add_argument('--seeds', type=int, default=0, metavar='N',
-                        help='only this: N simulations and N real runs of what is advised')
+                        help='only this: N simulations and N real runs of what is advised, of the '
+                        'best that was run, and of one process')
     parser.add_argument('--results_dir', type=pathlib.Path,
                         help='where all of it goes, in place of results and advice/regret')
     parser.add_argument('--draw', action='store_true', help='run nothing')
@@ -134,8 +144,10 @@ def parse(arguments):
         options.minutes = [float(each) for each in options.minutes.split(',')]
     except ValueError:
         sys.exit(f'--minutes={options.minutes}: a number, or several with commas between.')
-    if min(options.minutes) <= 0 or options.repeats < 1 or min(options.most, options.seeds) < 0:
-        sys.exit('--minutes and --repeats have to be above 0, --most and --seeds at least 0.')
+    if (min(options.minutes) <= 0 or options.repeats < 1
+            or min(options.most, options.sure, options.seeds) < 0):
+        sys.exit('--minutes and --repeats have to be above 0, --most, --sure and --seeds at least '
+                 '0.')
     options.pairs = _chosen(options.only, options.held_out)
     return options
 
@@ -185,6 +197,22 @@ def chosen_settings(answer, most, seed):
     rest = sorted(left, key=lambda each: [str(each[name]) for name in SETTING])
     take(LOT_ROLE, random.Random(seed).sample(rest, min(LOT, len(rest))))
     return found
+
+
+def with_step_size_of(row, candidates):
+    """Returns a candidate with the step size of a row of results/regret.csv, a dict.
+
+    None if no candidate has its scheme, window, workers and ps.
+    """
+    for each in candidates:
+        if all(str(each[name]) == row[name] for name in SETTING if name != 'step_size'):
+            flags = []
+            for flag in each['flags']:
+                name, _, value = flag.partition('=')
+                is_it = name.endswith('learning_rate') and float(value) == each['step_size']
+                flags.append(f'{name}={float(row["step_size"]):g}' if is_it else flag)
+            return dict(each, flags=flags, step_size=float(row['step_size']))
+    return None
 
 
 def _identity(pair, setting):
@@ -258,9 +286,46 @@ class Judge:
             for repeat in range(options.repeats):
                 for _, setting in chosen:
                     self.run(pair, setting, repeat, expected)
+            if options.sure:
+                self.make_sure(pair, minutes, options.sure)
+
+    def make_sure(self, pair, minutes, most):
+        """Runs what is advised, and all that really was as soon, until each has `most` runs.
+
+        Args:
+          pair: `Pair`, which was judged.
+          minutes: float, for the search.
+          most: int.
+        """
+        answer = self.advice(pair, minutes)
+        (_, advised), *_ = chosen_settings(answer, 0, '')
+        unknown = []
+        while True:
+            runs, missing = self._of(pair), []
+            for row in regret_report.as_soon(runs, _identity(pair, advised)):
+                its = _identity(pair, row)
+                there = {int(each['repeat']) for each in runs if _has(each, its)}
+                missing += [(repeat, its) for repeat in range(most)
+                            if repeat not in there and its not in unknown]
+            if not missing:
+                return
+            repeat, its = min(missing, key=lambda each: each[0])
+            setting = with_step_size_of(its, answer['candidates'])
+            if setting is None:
+                say(f'{"/".join(pair)}: {regret_report.words(its)} is no candidate any more, and '
+                    'not run again')
+                unknown.append(its)
+            else:
+                self.run(pair, setting, repeat, advised['seconds'])
+
+    def _of(self, pair):
+        """Returns the rows of real runs of a `Pair`, a list of dicts."""
+        return [row for row in self._rows if _has(row, pair._asdict())]
 
     def with_seeds(self, pair, options):
-        """Simulates and really runs what is advised and one process; takes what `parse` returns.
+        """Simulates and really runs a few settings of a `Pair`; takes what `parse` returns.
+
+        These are what is advised, one process, and the best of those candidates that were run.
 
         Raises:
           SystemExit: if a real run fails.
@@ -268,6 +333,10 @@ class Judge:
         answer = self.advice(pair, options.minutes[0])
         settings = [setting for role, setting in chosen_settings(answer, 0, '')
                     if role in (ADVISED, ALONE) and setting['seconds']]
+        best = regret_report.best_of(self._of(pair), [_identity(pair, setting)
+                                                      for setting in answer['candidates']])
+        settings += [setting for setting in answer['candidates'] if best and setting['seconds']
+                     and _has(best, _identity(pair, setting)) and setting not in settings]
         known = [_identity(pair, setting) for setting in settings]
         # What is no longer advised goes.
         self._seeds = [row for row in self._seeds if not _has(row, pair._asdict())
@@ -371,7 +440,9 @@ def say(text):
 def seconds_of(options):
     """Returns about how many seconds all of it takes, an int, from the start."""
     minutes = options.minutes[:1] if options.seeds else options.minutes
-    runs_of_pair = 2 * options.seeds or options.repeats * (options.most + LOT + 2)
+    runs_of_pair = 3 * options.seeds or (
+        options.repeats * (options.most + LOT + 2)
+        + _AS_SOON * max(0, options.sure - options.repeats))
     each = sum(60 * its + _CLOCK_SECONDS for its in minutes)
     # What another budget advises is mostly what was run for the first one.
     each += _RUN_SECONDS * runs_of_pair * (1 + 0.5 * (len(minutes) - 1))
@@ -389,7 +460,8 @@ def main(arguments):
         reason = hosts.missing()
         if reason:
             sys.exit(f'Clusters cannot be imitated here: {reason}.')
-        what = (f'{options.seeds} simulations and real runs of what is advised, and of one process'
+        what = (f'{options.seeds} simulations and real runs of what is advised, of the best that '
+                'was run, and of one process'
                 if options.seeds else
                 f'at most {options.most} of those that are predicted to take at most {NEAR} times '
                 f'as long as what is advised, {LOT} by lot')

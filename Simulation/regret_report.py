@@ -57,6 +57,28 @@ def _seconds(runs, setting):
     return statistics.median(float(row['seconds'] or 'inf') for row in own)
 
 
+def best_of(runs, settings):
+    """Returns that one of the settings, dicts with SETTING, whose real seconds are the least.
+
+    None if none of them was run. `runs` are rows as `_seconds` takes them.
+    """
+    times = [(_seconds(runs, setting), setting) for setting in settings]
+    return min(((seconds, setting) for seconds, setting in times if seconds is not None),
+               key=lambda pair: pair[0], default=(None, None))[1]
+
+
+def as_soon(runs, setting):
+    """Returns a row of each setting that really takes at most as long as `setting`, a list.
+
+    Args:
+      runs: list of rows, dicts, of the pair.
+      setting: dict with SETTING, which was run.
+    """
+    own = _seconds(runs, setting)
+    rows = {tuple(row[name] for name in SETTING): row for row in runs}
+    return [row for row in rows.values() if _seconds(runs, row) <= own]
+
+
 def by_other_seeds(runs, advised):
     """Returns the regret when the best setting is chosen by other seeds than those it is timed by.
 
@@ -237,14 +259,18 @@ def by_seeds(rows):
     groups = collections.OrderedDict()
     for row in rows:
         groups.setdefault(tuple(row[name] for name in PAIR + SETTING), []).append(row)
-    lines = [['pair', 'what', 'seeds', 'predicted s', 'real s', 'real over predicted']]
-    ratios = []
-    for some in groups.values():
-        pair, what = '/'.join(some[0][name] for name in PAIR), words(some[0])
+    lines = [['pair', 'what', 'seeds', 'predicted s', 'real s', 'real over predicted',
+              'longer than the best']]
+    ratios, means = [], collections.defaultdict(dict)
+    for setting, some in groups.items():
+        if len(some) > 1 and all(row['real'] for row in some):
+            means[setting[:len(PAIR)]][setting] = _mean([float(row['real']) for row in some])[0]
+    for setting, some in groups.items():
+        pair, what = '/'.join(setting[:len(PAIR)]), words(some[0])
         lost = {name: sum(not row[name] for row in some) for name in ('simulated', 'real')}
         if any(lost.values()) or len(some) < 2:
             lines.append([pair, what, str(len(some)), f'{lost["simulated"]} not reached',
-                          f'{lost["real"]} not reached', ''])
+                          f'{lost["real"]} not reached', '', ''])
             continue
         simulated, off = _mean([float(row['simulated']) for row in some])
         real, real_off = _mean([float(row['real']) for row in some])
@@ -253,13 +279,15 @@ def by_seeds(rows):
         error = ratio * math.hypot(off / predicted, real_off / real)
         ratios.append((ratio, error))
         lines.append([pair, what, str(len(some)), f'{predicted:.3g} ± {off:.2g}',
-                      f'{real:.3g} ± {real_off:.2g}', f'{ratio:.2f} ± {error:.2g}'])
+                      f'{real:.3g} ± {real_off:.2g}', f'{ratio:.2f} ± {error:.2g}',
+                      f'{real / min(means[setting[:len(PAIR)]].values()) - 1:.0%}'])
     if not groups:
         return []
-    parts = ['## With many seeds', 'What is advised, and one process, simulated with many seeds '
-             'and really run with as many: means and their standard errors. With few seeds, as '
-             'above, luck makes more of a difference than the prediction.',
-             readmes.table(lines, 'llrrrr')]
+    parts = ['## With many seeds', 'What is advised, one process, and what was the best of all '
+             'that were run, simulated with many seeds and really run with as many: means and '
+             'their standard errors. With few seeds, as above, luck makes more of a difference '
+             'than the prediction.',
+             readmes.table(lines, 'llrrrrr')]
     if ratios:
         only = [ratio for ratio, _ in ratios]
         error = statistics.median(error for _, error in ratios)

@@ -1,5 +1,6 @@
 """The advisor judged by regret: what is run, what comes out, and that it resumes."""
 
+import collections
 import json
 import math
 import os
@@ -249,8 +250,39 @@ def test_it_resumes(tmp_path, monkeypatch):
     assert len(regret_report.cases(rows, runs)) == 1
 
 
+def test_what_was_as_soon_is_run_on(tmp_path, monkeypatch):
+    """Until it is later than what is advised; also what another search had chosen."""
+    pair, made = Pair('mnist', 'far'), []
+    directory = tmp_path / 'advice' / 'mnist-far-2'
+    directory.mkdir(parents=True)
+    answer = answer_of(candidate(5., flags=['--model=mnist', '--learning_rate=0.1']),
+                       candidate(6., window=20), candidate(7., window=50))
+    (directory / 'answer.json').write_text(json.dumps(answer), encoding='utf-8')
+    seconds = {(10, 0.1): 5., (10, 0.3): 4., (20, 0.1): 5.5, (50, 0.1): 9.}
+
+    def really_run(pair, folder, setting, seed, expected):
+        made.append((setting['window'], setting['step_size'], seed, *setting['flags'][1:]))
+        return {'seconds': str(seconds[setting['window'], setting['step_size']])}
+
+    monkeypatch.setattr(regret, 'really_run', really_run)
+    # Window 20 was lucky once; nobody can run windows of 30; and 50 is later.
+    regret.write(tmp_path / 'regret.csv', regret.COLUMNS, [
+        dict(dict.fromkeys(regret.COLUMNS, ''), **real(first, **others)) for first, others in (
+            (5., {}), (4., {'step_size': '0.3'}), (4., {'window': '20'}), (1., {'window': '30'}),
+            (9., {'window': '50'}))])
+    judge = regret.Judge(tmp_path, tmp_path / 'advice')
+    judge.make_sure(pair, 2., 5)
+    runs = collections.Counter(each[:2] for each in made)
+    assert runs == {(10, 0.1): 4, (10, 0.3): 4, (20, 0.1): 2}, 'a median of 5.5 s is later'
+    assert sorted(each[2] for each in made if each[:2] == (10, 0.3)) == [102, 103, 104, 105]
+    assert {each[3:] for each in made if each[0] == 10} == {
+        ('--learning_rate=0.1',), ('--learning_rate=0.3',)}
+    judge.make_sure(pair, 2., 5)
+    assert len(made) == 10, 'nothing is left'
+
+
 def test_many_seeds(tmp_path, monkeypatch):
-    """What is advised and one process, each seed once; what is no longer advised is left out."""
+    """What is advised, the best and one process, each seed once; without what is old."""
     pair, made, asked = Pair('mnist', 'far'), [], []
     directory = tmp_path / 'advice' / 'mnist-far-2'
     directory.mkdir(parents=True)
@@ -282,15 +314,22 @@ def test_many_seeds(tmp_path, monkeypatch):
         (directory / 'answer.json').write_text(json.dumps(answer), encoding='utf-8')
         options = regret.parse(['--only=mnist/far', f'--seeds={seeds}'])
         regret.Judge(tmp_path, tmp_path / 'advice').with_seeds(pair, options)
+    regret.write(tmp_path / 'regret.csv', regret.COLUMNS, [
+        dict(dict.fromkeys(regret.COLUMNS, ''), **real(seconds, **others)) for seconds, others in (
+            (8., {'window': '20'}), (7., {'window': '7'}), (1., {'cluster': 'gigabit'}),
+            (3., {'window': '9'}))])  # another cluster, and what is no candidate: not run here
+    regret.Judge(tmp_path, tmp_path / 'advice').with_seeds(pair, options)
     both = 'AGN', 10
     assert made == [(*both, 1), (*both, 2), ('one process', 1, 1), ('one process', 1, 2),
-                    (*both, 3), ('one process', 1, 3), ('AGN', 20, 1), ('AGN', 20, 2)]
+                    (*both, 3), ('one process', 1, 3), ('AGN', 20, 1), ('AGN', 20, 2),
+                    ('AGN', 7, 1), ('AGN', 7, 2)]
     assert asked[0] == ('AGN', {'workers': '4', 'seed': '1', 'local_steps': '200'})
     assert {scheme for scheme, _ in asked} == {'AGN', 'one process'}
     *_, rows = (regret_report.read(tmp_path / name) for name in regret_report.FILES)
     assert sorted((row['scheme'], row['window'], row['seed'], row['start'], row['simulated'],
                    row['real']) for row in rows) == [
         ('AGN', '20', '1', '0.5', '5.0', '6.5'), ('AGN', '20', '2', '0.5', '6.0', '6.5'),
+        ('AGN', '7', '1', '0.5', '5.0', '6.5'), ('AGN', '7', '2', '0.5', '6.0', '6.5'),
         *(('one process', '1', f'{seed}', '0.5', f'{4 + seed}.0', '6.5') for seed in (1, 2, 3))]
 
 
@@ -302,11 +341,15 @@ def test_what_many_seeds_tell():
     error = 1.1 * math.hypot(0.5 / 6, 0.6 / 6.6)
     assert table.splitlines()[2] == (
         '| mnist/far | AGN, 4 workers, 1 ps, window 10, step size 0.1 | 2 | 6 ± 0.5 | 6.6 ± 0.6 '
-        f'| 1.10 ± {error:.2g} |')
+        f'| 1.10 ± {error:.2g} | 0% |')
     assert last.startswith('Real over predicted is 1.10 in the mean of these 1, from 1.10 to 1.10')
+    later = [dict(row, workers='2', real=f'{1.5 * float(row["real"])}') for row in rows]
+    far = [dict(row, cluster='slow line', real='1.0') for row in rows]
+    _, _, table, _ = regret_report.by_seeds([*later, *rows, *far])
+    assert [line.split('|')[-2].strip() for line in table.splitlines()[2:]] == ['50%', '0%', '0%']
     rows[1]['real'] = ''
     *_, table = regret_report.by_seeds(rows)
-    assert table.splitlines()[2].endswith('| 2 | 0 not reached | 1 not reached |  |')
+    assert table.splitlines()[2].endswith('| 2 | 0 not reached | 1 not reached |  |  |')
     assert regret_report.by_seeds([]) == []
 
 
