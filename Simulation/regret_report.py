@@ -127,8 +127,8 @@ def cases(advice, runs):
             continue
         (seconds, advised), *_ = times
         # Settings that another budget chose were really run, too.
-        least, best = min([*((_seconds(own, row), row) for row in own), *times],
-                          key=lambda pair: pair[0])
+        best = best_of(own, own)
+        least = _seconds(own, best)
         alone = min((each for each, row in times if row['scheme'] == ALONE), default=math.inf)
         found.append(Case(
             f'{model}/{cluster}', float(minutes), advised['held_out'] in (1, '1'), advised,
