@@ -22,9 +22,11 @@ MEDIAN, WORST, WITHIN, SHARE = 0.1, 0.3, 0.2, 0.8  # what is wanted
 _ALIKE = 1.05  # times the least seconds: then either is the best
 _FAR = 2  # an infinite regret, in the picture
 
-# What came out for a pair and a budget: seconds that are infinite if the target was not reached.
+# What came out for a pair and a budget: seconds that are infinite if the target was not reached;
+# and the numbers of runs whose medians `seconds` and `least` are.
 Case = collections.namedtuple(
-    'Case', 'pair minutes held_out advised predicted seconds best least alone regret by_others')
+    'Case', 'pair minutes held_out advised predicted seconds runs best least best_runs alone regret '
+    'by_others')
 
 
 def words(setting):
@@ -132,7 +134,8 @@ def cases(advice, runs):
         alone = min((each for each, row in times if row['scheme'] == ALONE), default=math.inf)
         found.append(Case(
             f'{model}/{cluster}', float(minutes), advised['held_out'] in (1, '1'), advised,
-            float(advised['predicted'] or 'nan'), seconds, best, least, alone,
+            float(advised['predicted'] or 'nan'), seconds, len(_of(own, advised, SETTING)), best,
+            least, len(_of(own, best, SETTING)), alone,
             math.inf if math.isinf(seconds) else seconds / least - 1,
             by_other_seeds(own, advised)))
     return found
@@ -148,11 +151,13 @@ def _share(regret):
 
 def table(some):
     """Returns the table of a list of `Case`, in Markdown."""
-    lines = [['pair', 'minutes', 'advised', 'predicted s', 'real s', 'the best of those run',
-              'its real s', 'one process, real s', 'regret', 'by other seeds']]
+    lines = [['pair', 'minutes', 'advised', 'predicted s', 'real s (runs)',
+              'the best of those run', 'its real s (runs)', 'one process, real s', 'regret',
+              'by other seeds']]
     lines += [[each.pair, f'{each.minutes:g}', words(each.advised), f'{each.predicted:.3g}',
-               _cell(each.seconds), words(each.best), _cell(each.least), _cell(each.alone),
-               _share(each.regret), '' if each.by_others is None else _share(each.by_others)]
+               f'{_cell(each.seconds)} ({each.runs})', words(each.best),
+               f'{_cell(each.least)} ({each.best_runs})', _cell(each.alone), _share(each.regret),
+               '' if each.by_others is None else _share(each.by_others)]
               for each in some]
     return readmes.table(lines, 'lrlrrlrrrr')
 
