@@ -25,8 +25,8 @@ _FAR = 2  # an infinite regret, in the picture
 # What came out for a pair and a budget: seconds that are infinite if the target was not reached;
 # and the numbers of runs whose medians `seconds` and `least` are.
 Case = collections.namedtuple(
-    'Case', 'pair minutes held_out advised predicted seconds runs best least best_runs alone regret '
-    'by_others')
+    'Case', 'pair minutes held_out advised predicted seconds runs best least best_runs alone '
+    'regret by_others')
 
 
 def words(setting):
