@@ -7,6 +7,8 @@ from advise_folders import ALONE
 
 _HELPS = 1.05  # from so many times as many local steps/s on, something helps
 _ALIKE = 1.005  # of two times so near, neither is said to be longer
+# With less than such a share tried, what takes at most so many times as long may be sooner after all.
+_FEW_TRIED, _NEARLY = .2, 1.5
 LINES = {'out of the ps': 'the line out of the ps', 'into the ps': 'the line into the ps',
          'updates': 'updates on the ps'}
 # What holds a scheme up, by what `advise_answer.limited_by` says; with shares of its workers' time.
@@ -66,7 +68,7 @@ def sentences(answer, counts):
     """Returns five sentences, a list of strings, for an `advise_answer.Answer` and `Counts`."""
     best, alone = answer.best, answer.of(ALONE)
     other = next((entry for entry in answer.entries if entry['scheme'] != ALONE), None)
-    return [_choice(answer, best, other, counts), _pays(answer, best, alone, other),
+    return [_choice(answer, best, other, counts), _pays(answer, best, alone, other, counts),
             _limits(answer.helps, other), _what_helps(answer.helps, other),
             _method(answer, counts)]
 
@@ -99,15 +101,23 @@ def _hardly_pays(best, other):
                 and is_sooner(other['seconds'], best['seconds']))
 
 
+def _is_nearly_as_soon(best, other, counts):
+    """Returns whether another entry may be sooner with one of many settings that were not tried."""
+    return bool(best['seconds'] and other['seconds']
+                and other['seconds'] <= _NEARLY * best['seconds']
+                and counts.tried < _FEW_TRIED * (counts.tried + counts.untried))
+
+
 def _choice(answer, best, other, counts):
     begin = 'Stay on one machine' if best['scheme'] == ALONE else 'Distribute it'
     if best['scheme'] == ALONE and other and (
-            _is_cut_short(best, other) or _hardly_pays(best, other) and counts.untried):
+            _is_cut_short(best, other) or _is_nearly_as_soon(best, other, counts)
+            or _hardly_pays(best, other) and counts.untried):
         begin = 'As far as there was time to see, stay on one machine'
     return f'{begin}: {settings(best)} reaches {_reach(answer, best)}.'
 
 
-def _pays(answer, best, alone, other):
+def _pays(answer, best, alone, other, counts):
     """Returns whether it pays to distribute it; `alone` and `other` are entries, or None."""
     if not alone:
         return 'Whether it pays is not known: one process came to no result with any step size.'
@@ -131,8 +141,10 @@ def _pays(answer, best, alone, other):
                 'several processes cost.')
     longer = other['seconds'] / best['seconds']
     much = f'{longer:.2g} times as long' if longer > _ALIKE else 'no less'
-    return (f'To distribute it does not pay: the best of the others, {settings(other)}, takes '
-            f'{in_time(other["seconds"])}, {much}.')
+    begin = 'To distribute it does not pay: the best of the others'
+    if _is_nearly_as_soon(best, other, counts):
+        begin = 'Of the few others that were tried none is sooner: the best of them'
+    return f'{begin}, {settings(other)}, takes {in_time(other["seconds"])}, {much}.'
 
 
 def _limits(helps, other):

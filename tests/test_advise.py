@@ -1005,6 +1005,15 @@ def test_what_hardly_pays_is_not_advised():
     assert said[0].startswith('As far as there was time to see, stay on one machine: one process')
     assert 'tried 20; for 30 there was no time, and more --minutes try them; the ' in said[4]
     assert said_of(entry_of('AGN', 11.), hardly[1])[0].startswith('Stay on one machine: ')
+    # So may one that takes longer, if hardly any other was tried.
+    few, enough = (advise_words.Counts(100, 0, tried, 100 - tried, 60) for tried in (19, 20))
+    for seconds, counts, hedged in (15., few, True), (15., enough, False), (15.1, few, False):
+        said = said_of(entry_of('AGN', seconds), hardly[1], counts=counts)
+        assert said[0].startswith('As far as there was time to see, stay on') == hedged
+        assert said[1].startswith('Of the few others that were tried none is sooner: the best of '
+                                  'them, AGN with 2 workers') == hedged
+        assert said[1].startswith('To distribute it does not pay: the best of the others, ') != (
+            hedged)
     said = said_of(entry_of('AGN', 5.), entry_of(ALONE, 10.))
     assert said[0].startswith('Distribute it: AGN with 2 workers, 1 parameter server and a step ')
     assert said[1] == 'It pays: one process takes 10 s, 2 times as long.'
