@@ -7,7 +7,7 @@ from advise_folders import ALONE
 
 _HELPS = 1.05  # from so many times as many local steps/s on, something helps
 _ALIKE = 1.005  # of two times so near, neither is said to be longer
-# With less than such a share tried, what takes at most so many times as long may be sooner after all.
+# With less than such a share tried, what takes so many times as long may still be sooner.
 _FEW_TRIED, _NEARLY = .2, 1.5
 LINES = {'out of the ps': 'the line out of the ps', 'into the ps': 'the line into the ps',
          'updates': 'updates on the ps'}
