@@ -161,7 +161,7 @@ def test_the_regret():
     one, = regret_report.cases(rows, [*runs, real(9., repeat=1), real(14., repeat=1, window=20)])
     assert (one.seconds, one.least, one.regret) == (10, 10, 0)
     assert (one.runs, one.best_runs) == (2, 2)
-    # A third run of another setting than what is advised counts there.
+    # One more run of another setting than what is advised is counted with that one.
     one, = regret_report.cases(rows, [*runs, real(2., repeat=1, window=20)])
     assert (one.runs, one.least, one.best_runs) == (1, 6, 2)
     assert '| 11 (1) | AGN, 4 workers, 1 ps, window 20, step size 0.1 | 6 (2) |' in (
