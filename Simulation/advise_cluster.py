@@ -227,8 +227,8 @@ class Cluster:
         """Returns the seconds that the first runs take longer than later ones, a float.
 
         On shared cores the workers, which all prepare their graphs then, and the ps are in each
-        other's way: on two cores 2.0 times as long was measured for 2 workers, in the median, 2.9
-        for 3, 3.9 for 4 and 7.8 for 8 (in the 360 runs of results/regret.csv with windows up to 10
+        other's way: on two cores 1.7 times as long was measured for 2 workers, in the median, 2.7
+        for 3, 3.6 for 4 and 8.3 for 8 (in the 627 runs of results/regret.csv with windows up to 10
         on equal hosts, without those on the cluster "slow and far").
 
         Args:

@@ -101,7 +101,7 @@ def _hardly_pays(best, other):
                 and is_sooner(other['seconds'], best['seconds']))
 
 
-def _is_nearly_as_soon(best, other, counts):
+def _is_hardly_searched(best, other, counts):
     """Returns whether another entry may be sooner with one of many settings that were not tried."""
     return bool(best['seconds'] and other['seconds']
                 and other['seconds'] <= _NEARLY * best['seconds']
@@ -111,7 +111,7 @@ def _is_nearly_as_soon(best, other, counts):
 def _choice(answer, best, other, counts):
     begin = 'Stay on one machine' if best['scheme'] == ALONE else 'Distribute it'
     if best['scheme'] == ALONE and other and (
-            _is_cut_short(best, other) or _is_nearly_as_soon(best, other, counts)
+            _is_cut_short(best, other) or _is_hardly_searched(best, other, counts)
             or _hardly_pays(best, other) and counts.untried):
         begin = 'As far as there was time to see, stay on one machine'
     return f'{begin}: {settings(best)} reaches {_reach(answer, best)}.'
@@ -142,7 +142,7 @@ def _pays(answer, best, alone, other, counts):
     longer = other['seconds'] / best['seconds']
     much = f'{longer:.2g} times as long' if longer > _ALIKE else 'no less'
     begin = 'To distribute it does not pay: the best of the others'
-    if _is_nearly_as_soon(best, other, counts):
+    if _is_hardly_searched(best, other, counts):
         begin = 'Of the few others that were tried none is sooner: the best of them'
     return f'{begin}, {settings(other)}, takes {in_time(other["seconds"])}, {much}.'
 

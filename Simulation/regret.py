@@ -13,8 +13,8 @@ cores, so sleeping workers stand for slow computing: two cores carry nine of the
 advisor is asked, and these are really run: what it advises; what it predicts to take at most NEAR
 times as long, the soonest first, --most of them; LOT others, drawn by lot; and one process.
 
-The soonest of many settings is a lucky one. With --sure=N, what is advised, and all that really was
-as soon, whoever chose it, are run on until each has N runs, or is later than what is advised.
+The soonest of many settings is a lucky one. With --sure=N, what is advised and every setting that
+really took no longer get more runs, until each has N or turns out to take longer.
 
 With --seeds=N, what is advised, the best of all that were run, and one process are simulated with N
 seeds, and really run with N.
@@ -51,7 +51,7 @@ _ENOUGH = 2.5, 3  # times its own time, or that of what is advised, for which a 
 _SEED = 101  # of the first repeat: the advisor simulates with 1, 2, ... 20
 _TIME_LIMIT = 120  # for a real run, from its start to its end
 _COSTS_SECONDS, _CLOCK_SECONDS, _RUN_SECONDS = 90, 30, 25  # for an estimate
-_AS_SOON = 3  # settings that really are as soon as what is advised, which is one; for it, too
+_AS_SOON = 3  # settings of a pair that --sure runs on; for an estimate, too
 
 Model = collections.namedtuple('Model', 'flags target milliseconds')
 Model.__doc__ = """What is trained.

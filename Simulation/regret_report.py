@@ -152,7 +152,7 @@ def _share(regret):
 def table(some):
     """Returns the table of a list of `Case`, in Markdown."""
     lines = [['pair', 'minutes', 'advised', 'predicted s', 'real s (runs)',
-              'the best of those run', 'its real s (runs)', 'one process, real s', 'regret',
+              'the best of all that ran', 'its real s (runs)', 'one process, real s', 'regret',
               'by other seeds']]
     lines += [[each.pair, f'{each.minutes:g}', words(each.advised), f'{each.predicted:.3g}',
                f'{_cell(each.seconds)} ({each.runs})', words(each.best),

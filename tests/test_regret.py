@@ -271,7 +271,7 @@ def test_what_was_as_soon_is_run_on(tmp_path, monkeypatch):
         return {'seconds': str(seconds[setting['window'], setting['step_size']])}
 
     monkeypatch.setattr(regret, 'really_run', really_run)
-    # Window 20 was lucky once; nobody can run windows of 30; and 50 is later.
+    # Window 20 had one lucky run, window 30 is no candidate, and window 50 takes longer.
     regret.write(tmp_path / 'regret.csv', regret.COLUMNS, [
         dict(dict.fromkeys(regret.COLUMNS, ''), **real(first, **others)) for first, others in (
             (5., {}), (4., {'step_size': '0.3'}), (4., {'window': '20'}), (1., {'window': '30'}),
