@@ -36,6 +36,9 @@ def test_what_stands_in_the_table():
     alone = dict(ROWS[2], rank='0', cluster='sites')
     assert guide.table([*ROWS[:-1], alone, dict(ROWS[-1], rank='1')]).endswith(
         '| one process: 6 s; none of the others comes there in the time simulated |')
+    far = dict(ROWS[2], cluster='sites', seconds='', simulated_seconds='4.25')
+    assert guide.table([*ROWS[:-1], dict(ROWS[-1], seconds='3'), far]).endswith(
+        '| [AGN](AGN/), 8 workers: 3 s; one process: over 4.25 s |')
     window = dict(ROWS[3], rank='0', cluster='sites', window='20')
     assert '[AGN](AGN/), 8 workers, window 20: 9 s |' in guide.table(ROWS[:-1] + [window])
     assert guide.table(ROWS[:-1]).endswith('50 ms |  |'), 'not asked yet'
@@ -86,7 +89,7 @@ def test_the_advisor_knows_each_cluster(name):
 
 
 @pytest.mark.parametrize('arguments, complaint', [
-    (['--only=none'], '--only=none: there are digits, mnist, resnet, each with rack, office, '),
+    (['--only=none'], '--only=none: there are mnist, teacher, resnet, each with rack, office, '),
     (['--minutes=0'], '--minutes=0: it has to be above 0.')])
 def test_bad_options(arguments, complaint):
     with pytest.raises(SystemExit) as error:
