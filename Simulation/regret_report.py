@@ -22,8 +22,8 @@ MEDIAN, WORST, WITHIN, SHARE = 0.1, 0.3, 0.2, 0.8  # what is wanted
 _ALIKE = 1.05  # times the least seconds: then either is the best
 _FAR = 2  # an infinite regret, in the picture
 
-# What came out for a pair and a budget: seconds that are infinite if the target was not reached;
-# and the numbers of runs whose medians `seconds` and `least` are.
+# What came out for a pair and a budget. Seconds are infinite if the target was not reached.
+# `seconds` is the median of `runs` runs, `least` that of `best_runs`.
 Case = collections.namedtuple(
     'Case', 'pair minutes held_out advised predicted seconds runs best least best_runs alone '
     'regret by_others')
