@@ -17,7 +17,7 @@ class Part(collections.namedtuple('Part', 'kind says holds')):
     """A part of a claim.
 
     Attributes:
-      kind: string: 'part'; 'control', without which the claim does not hold, whatever else does;
+      kind: string: 'part'; 'control', without which the claim does not hold, even if its parts do;
         or 'regime', without which there is nothing to see here.
       says: string, what was compared, with figures.
       holds: bool; OPEN if the noise is too large to tell; None if it is not tested here.

@@ -123,6 +123,13 @@ def test_ids_follow_zipf_s_law():
     assert abs(labels.mean() - (1 / (1 + np.exp(-logits))).mean()) < 0.005
 
 
+def test_ids_that_are_drawn_as_often_as_any_other():
+    FLAGS.clicks_uniform = True
+    ids, _, _ = draw(100000, [5, 0])
+    counts = np.bincount(ids[:, 7] - 7 * 1250, minlength=1250)
+    assert len(counts) == 1250 and abs(counts - 80).max() < 6 * np.sqrt(80)
+
+
 def test_what_is_hidden_looks_like_chance():
     ids = np.arange(100000).reshape(-1, 8)
     with tf.Session() as session:
@@ -265,6 +272,18 @@ def test_network(from_file, width, request):
     with tf.variable_scope('', reuse=True):
         _, metrics = clicks.loss_and_metrics(batch, False)
     assert len(metrics['auc']) == 2 and len(tf.trainable_variables()) == 8
+
+
+@pytest.mark.parametrize('from_file, dense', [
+    (False, []), (True, ['logit/weights', 'logit/biases'])])
+def test_without_the_deep_part(from_file, dense, request):
+    """What is drawn has no parameter that is in each update."""
+    if from_file:
+        request.getfixturevalue('criteo')
+    FLAGS.clicks_deep = False
+    loss, _ = clicks.loss_and_metrics(clicks.train_batches(4, 1)[0], True)
+    assert [variable.op.name for variable in tf.trainable_variables()] == ['tables/wide', *dense]
+    assert isinstance(*tf.gradients(loss, tf.trainable_variables()[:1]), tf.IndexedSlices)
 
 
 def test_tables_are_read_by_rows():

@@ -78,6 +78,20 @@ def test_the_figures_of_both_halves():
                                    f'{VALIDATION}loss': 35 / 3})
 
 
+@pytest.mark.parametrize('weight', [1., -1e20, float('nan')])
+def test_a_metric_that_refuses_what_a_model_says(weight):
+    """With huge weights, finite or not, training diverged; with others that is a fault."""
+    with tf.Graph().as_default(), tf.Session() as session:
+        refused = tf.debugging.assert_equal(tf.placeholder_with_default(0, []), 1)
+        test = types.SimpleNamespace(run=lambda session: session.run(refused))
+        if weight == 1:
+            with pytest.raises(tf.errors.InvalidArgumentError):
+                halves.figures(test, session, [tf.constant([0., weight])])
+        else:
+            found = halves.figures(test, session, [tf.constant([0., weight])])
+            assert list(found) == ['loss'] and np.isnan(found['loss'])
+
+
 def test_torn_updates():
     """Of floats a share is lost, whichever; integers, such as rows, are whole."""
     lose = torn.losing(0.25, 1)

@@ -1,7 +1,8 @@
 """Clicks on advertisements: a wide and deep network, with a table row for each of many ids.
 
 The wide part adds a weight for each id. The deep part, an MLP, reads the concatenated embeddings of
-the ids, and so learns from their combination. A step reads and writes only the rows of its batch.
+the ids, and so learns from their combination; --clicks_deep=false leaves it out. A step reads and
+writes only the rows of its batch.
 
 The examples are drawn from a known model, so that the best possible result is known: see
 `best_possible`. With --data_dir they come from files in the format of Criteo's data set.
@@ -24,6 +25,9 @@ flags.adopt_module_key_flags(datasets)  # --data_dir
 flags.DEFINE_integer('clicks_rows', 1000000, 'rows of each table, for the ids of all fields',
                      lower_bound=100)
 flags.DEFINE_integer('clicks_dimension', 32, 'numbers in a row of the deep table', lower_bound=1)
+flags.DEFINE_bool('clicks_deep', True, 'with the deep part; without it this is logistic regression')
+flags.DEFINE_bool('clicks_uniform', False, 'draws each id as often as any other, and not by '
+                  "Zipf's law")
 flags.DEFINE_integer('clicks_table_parts', 1, 'parts into which each table is cut, for as many ps',
                      lower_bound=1)
 flags.DEFINE_integer('clicks_test_examples', 20000, 'examples to draw for the test set',
@@ -87,9 +91,10 @@ def draw(count, seeds):
     # Zipf's law with exponent 1: the r-th of the n ids of a field has the probability
     # log(1 + 1 / r) / log(n + 1), which is roughly proportional to 1 / r.
     size = FLAGS.clicks_rows // _FIELDS
-    ranks = tf.cast(tf.exp(np.log(size + 1) * random[:, :_FIELDS]), tf.int64)
-    ids = tf.minimum(ranks, size) - 1 + size * np.arange(_FIELDS)
-    clicks = tf.cast(random[:, _FIELDS], tf.float32) < tf.sigmoid(true_logits(ids))
+    random, chance = random[:, :_FIELDS], random[:, _FIELDS]
+    ranks = 1 + size * random if FLAGS.clicks_uniform else tf.exp(np.log(size + 1) * random)
+    ids = tf.minimum(tf.cast(ranks, tf.int64), size) - 1 + size * np.arange(_FIELDS)
+    clicks = tf.cast(chance, tf.float32) < tf.sigmoid(true_logits(ids))
     return {'ids': ids, 'label': tf.cast(clicks, tf.float32)}
 
 
@@ -209,21 +214,26 @@ def click_logits(batch):
     rows, dimension, parts = FLAGS.clicks_rows, FLAGS.clicks_dimension, FLAGS.clicks_table_parts
     partitioner = tf.fixed_size_partitioner(parts) if parts > 1 else None
     with tf.variable_scope('tables', partitioner=partitioner):
-        # Small, so that untrained rows have little effect. Uniform, because drawing so many numbers
-        # from a normal distribution takes long.
-        deep = tf.get_variable('deep', [rows, dimension],
-                               initializer=tf.random_uniform_initializer(-0.005, 0.005))
+        if FLAGS.clicks_deep:
+            # Small, so that untrained rows have little effect. Uniform, because drawing so many
+            # numbers from a normal distribution takes long.
+            deep = tf.get_variable('deep', [rows, dimension],
+                                   initializer=tf.random_uniform_initializer(-0.005, 0.005))
         wide = tf.get_variable('wide', [rows, 1], initializer=tf.zeros_initializer())
-    embeddings, weights = (tf.nn.embedding_lookup(table, batch['ids'], partition_strategy='div')
-                           for table in (deep, wide))
-    # A row is seldom in a batch. Scaling up its gradients lets plain SGD move it far enough.
-    units = tf.sqrt(float(dimension)) * tf.reshape(
-        embeddings, [-1, batch['ids'].shape[1] * dimension])
-    if 'numbers' in batch:
-        units = tf.concat([units, batch['numbers']], axis=1)
-    for i, size in enumerate(_HIDDEN_UNITS):
-        units = tf.nn.relu(layers.dense(units, size, f'hidden_{i}'))
-    return layers.dense(units, 1, 'logit')[:, 0] + tf.reduce_sum(weights, axis=[1, 2])
+
+    def rows_of(table):
+        return tf.nn.embedding_lookup(table, batch['ids'], partition_strategy='div')
+
+    linear = tf.reduce_sum(rows_of(wide), axis=[1, 2])
+    units = batch.get('numbers')
+    if FLAGS.clicks_deep:
+        # A row is seldom in a batch. Scaling up its gradients lets plain SGD move it far enough.
+        embeddings = tf.sqrt(float(dimension)) * tf.reshape(
+            rows_of(deep), [-1, batch['ids'].shape[1] * dimension])
+        units = embeddings if units is None else tf.concat([embeddings, units], axis=1)
+        for i, size in enumerate(_HIDDEN_UNITS):
+            units = tf.nn.relu(layers.dense(units, size, f'hidden_{i}'))
+    return linear if units is None else linear + layers.dense(units, 1, 'logit')[:, 0]
 
 
 def loss_and_metrics(batch, training):
