@@ -82,15 +82,15 @@ class Sparse(Claim):
     folders = ['HogWild']
     arms = {
         f'{rows:,} rows{words}': Arm(
-            'HogWild', over('workers', workers), figure='loss', start=start, model='clicks',
+            'HogWild', over('workers', workers), figure='loss', start=3, model='clicks',
             clicks_deep=False, clicks_uniform=True, clicks_rows=rows, local_steps=local_steps,
             tests=4, **flags)
-        for (rows, local_steps), start in ((_RARE, 4), (_DENSE, 3))
+        for rows, local_steps in (_RARE, _DENSE)
         for words, workers, flags in (('', [1, _MANY], {}), (', torn', [_MANY], {'torn': _TORN}))}
 
     @staticmethod
     def judge(seen):
-        (rare, rare_torn), (dense, dense_torn) = list(seen.arms)[:2], list(seen.arms)[2:]
+        rare, rare_torn, dense, dense_torn = seen.arms
         lost = {name: seen.gain((name, 1), (name, _MANY)) for name in (rare, dense)}
         torn = seen.gain((rare, _MANY), (rare_torn, _MANY))
         return [

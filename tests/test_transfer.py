@@ -100,7 +100,7 @@ with tf.device('/job:worker'):
 push = exchange.add_to([center], transfer.to_ps([moves], [center]))
 with tf.Session(server.target, config=config) as session:
     session.run(tf.global_variables_initializer())
-    for _ in range(5):
+    for attempt in range(20):
         takes = 0.
         for _ in range(200):  # meanwhile TensorFlow 2.21 finds out what is cheap
             session.run([x, push])
@@ -109,21 +109,26 @@ with tf.Session(server.target, config=config) as session:
         pushed, = (one for one in traffic.transfers(trace)
                    if one.bytes and one.receiver == 'ps 0')
         computed = {one.name: one for one in traffic.work(trace)}
-        print('first' if pushed.begin < computed['gradient_2'].begin else 'last')
+        if pushed.begin < computed['gradient_2'].begin:
+            print(attempt)
+            break
 """
 
 
 def test_what_a_worker_pushes_leaves_before_it_computes_on():
     """With one thread, too: the ps and the worker have one process each.
 
-    What the machine interrupts counts as dear in TensorFlow 2.21 for some runs, and leaves last.
+    Not always with TensorFlow 2.21, which takes an op for dear while something interrupts it. But
+    if it left last by design, it would leave last in all of the twenty attempts.
     """
     hosts = [f'localhost:{port}' for port in ports.free_ports(2)]
     ps = subprocess.Popen([sys.executable, '-c', ONE_THREAD, 'ps', *hosts], stdin=subprocess.PIPE)
     try:
-        worker = subprocess.run([sys.executable, '-c', ONE_THREAD, 'worker', *hosts], timeout=60,
+        worker = subprocess.run([sys.executable, '-c', ONE_THREAD, 'worker', *hosts], timeout=120,
                                 stdout=subprocess.PIPE, universal_newlines=True, check=True)
     finally:
         ps.stdin.close()
         ps.wait(30)
-    assert 'first' in worker.stdout.split(), worker.stdout
+    assert worker.stdout, 'it left last each time'
+    if tf.__version__.startswith('1.'):
+        assert worker.stdout == '0\n'

@@ -92,8 +92,8 @@ def _send_first(value, device):
 
     A worker with one thread would compute first: after an elastic exchange, all of the window. But
     an op that TensorFlow takes for cheap runs at once, and then what follows that op, the transfer.
-    (2.21 finds out in the first hundred runs what is cheap.) TensorFlow removes all cheap ops that
-    do nothing, unless one changes the shape.
+    (2.21 finds out in the first hundred runs what is cheap, and on a busy machine errs at times.)
+    TensorFlow removes all cheap ops that do nothing, unless one changes the shape.
     """
     if not isinstance(value, tf.Tensor) or not value.shape.is_fully_defined():
         return value
