@@ -14,14 +14,14 @@ CHOOSING = 4  # the seed with which step sizes are chosen
 REPORTED = 1, 2, 3
 MIDDLE, FACTOR, FARTHEST = 0.1, 2, 14  # of the grid of step sizes; and its largest exponent
 # The flags that identify a simulation: columns of the table.
-COLUMNS = ['seed', 'model', 'teacher_dimension', 'clicks_rows', 'clicks_deep',
+COLUMNS = ['seed', 'model', 'teacher_dimension', 'teacher_condition', 'clicks_rows', 'clicks_deep',
            'clicks_uniform', 'cluster', 'workers', 'step', 'latency', 'bandwidth', 'ps_bandwidth',
            'parameters', 'local_steps', 'train_steps', 'tests', 'batch_size', 'learning_rate',
            'server_learning_rate', 'communication_window', 'constant', 'variance', 'lambda_0',
            'staleness_bound', 'replicas_to_aggregate', 'aggregate', 'liar', 'scale_learning_rate',
            'warmup_steps', 'outer_learning_rate', 'outer_momentum', 'clients', 'fraction',
            'classes_per_client', 'epochs', 'algorithm', 'roles', 'compression', 'error_feedback',
-           'fragments', 'fragment_delay', 'fragment_alpha', 'torn']
+           'fragments', 'fragment_delay', 'fragment_alpha', 'torn', 'ps_momentum']
 FIGURES = ['accuracy', 'loss', 'excess_loss', 'diverged', 'steps', 'examples', 'seconds',
            'staleness', 'staleness_max', 'waits', 'in_line', 'sent', 'curve', 'wall_seconds']
 # A network that has not begun to learn from the teacher is some 1.6 nats above the least loss.

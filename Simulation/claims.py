@@ -215,7 +215,6 @@ def _figures_of(claim, parts):
         f'**{verdict[0].upper()}{verdict[1:]}.** Simulated: {claim.here}.'))]
     if parts is not None:
         texts.append('\n'.join(map(_item, parts)))
-    if has_picture(claim, parts):
         texts.append(f'![{claim.name}: {claim.paper}]({picture_of(claim)})')
     return '\n\n'.join(texts)
 
@@ -232,7 +231,7 @@ def told_in(folder, judged):
     mine = {claim: parts for claim, parts in judged.items() if folder in claim.folders}
     pictures = [f'![{claim.name}: {claim.paper}](../Simulation/results/{picture_of(claim)})'
                 for claim, parts in mine.items()
-                if has_picture(claim, parts) and folder == claim.folders[0]]
+                if parts is not None and folder == claim.folders[0]]
     return '\n\n'.join([verdicts_of(mine, '../Simulation/results/claims.md'), *pictures])
 
 
@@ -248,11 +247,6 @@ def publish(table, root=experiments.HERE.parent):
 def folders():
     """Returns the folders whose READMEs tell of claims, a sorted list of strings."""
     return sorted({folder for claim in papers.CLAIMS for folder in claim.folders})
-
-
-def has_picture(claim, parts):
-    """Returns whether there is a picture of a claim; `parts` is what `judge` returns for it."""
-    return parts is not None and len(claim.arms) > 0
 
 
 def picture_of(claim):
@@ -284,13 +278,11 @@ def main(arguments):
     if not options.draw:
         simulate(claims, table, options.jobs)
     judged = {claim: parts for claim, parts in judge(claims, table).items() if parts is not None}
-    simulated = [claim for claim in claims if claim.arms]
-    if simulated and not any(claim in judged for claim in simulated):
+    if not judged:
         sys.exit(f'{options.results_dir}: there is nothing to draw; without --draw it is '
                  'simulated.')
     for claim, parts in judged.items():
-        if has_picture(claim, parts):
-            draw(claim, judging.Seen(claim.arms, table), options.results_dir / picture_of(claim))
+        draw(claim, judging.Seen(claim.arms, table), options.results_dir / picture_of(claim))
         print(f'{claim.name}: {verdict_of(parts)}')
     if options.results_dir == RESULTS:
         publish(table)

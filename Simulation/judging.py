@@ -92,10 +92,10 @@ class Claim:
       here: string, what is simulated.
       folders: list of strings, the folders whose READMEs tell of it.
       x: string, what the axis of its pictures is.
-      arms: dict of `arms.Arm`s by name; empty if nothing is simulated.
+      arms: dict of `arms.Arm`s by name.
     """
 
-    where, x, arms = "the paper's claim", 'workers', {}
+    where, x = "the paper's claim", 'workers'
 
     @staticmethod
     def judge(seen):

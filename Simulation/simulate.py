@@ -54,6 +54,8 @@ flags.DEFINE_float('torn', 0, 'share of the elements of each push that is lost, 
                    'without a lock overwrite each other', lower_bound=0, upper_bound=1)
 flags.DEFINE_boolean('error_feedback', True, 'with --compression: without it, what a push leaves '
                      'out is lost, and not added to the next one')
+flags.DEFINE_float('ps_momentum', 0, 'momentum with which the ps apply gradients, for a model '
+                   'that has no optimizer', lower_bound=0, upper_bound=1)
 # The cluster; description.py parses these, and has their defaults.
 flags.DEFINE_string('workers', None, 'how many there are')
 flags.DEFINE_string('ps', None, 'how many parameter servers there are')
@@ -93,6 +95,16 @@ def megabytes():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** 10
 
 
+class Network(building.Network):
+    """A network for whose updates on the ps --ps_momentum holds; see `given` for other updates."""
+
+    def model_optimizer(self, learning_rate):
+        own, momentum = super().model_optimizer(learning_rate), FLAGS.ps_momentum
+        if momentum and own is not None:
+            sys.exit('--ps_momentum: the model has an optimizer of its own, change that one.')
+        return tf.train.MomentumOptimizer(learning_rate, momentum) if momentum else own
+
+
 def make_player(program, number, elastic=False, of_model=shards.of_model):
     """Makes a `player.Player` from the flags.
 
@@ -121,7 +133,7 @@ def make_player(program, number, elastic=False, of_model=shards.of_model):
                 program.model, FLAGS.batch_size, count,
                 [(0, 1) if elastic else (worker, number) for worker in range(number)],
                 [FLAGS.seed + 1000 * worker * elastic for worker in range(number)])
-        network = building.Network(program.model, source.batches, 0, scheme.tables_stay_on_ps)
+        network = Network(program.model, source.batches, 0, scheme.tables_stay_on_ps)
         return network, source, halves.test_of(program.model, network.at_variables)
 
     return Player(scheme, make, FLAGS, None if elastic else number, FLAGS.seed)

@@ -675,6 +675,23 @@ def test_tickets_come_from_the_scheme_s_own_folder(simulate, tmp_path, name):
         assert status == 0 and not err
 
 
+def test_momentum_on_the_ps_is_that_of_a_model_with_such_an_optimizer(simulate, tmp_path):
+    shutil.copytree(str(ROOT / 'HogWild'), str(tmp_path / 'Mine'))
+    with open(tmp_path / 'Mine' / 'model.py', 'a', encoding='utf-8') as file:
+        file.write('\n\ndef optimizer(learning_rate):\n'
+                   '    return tf.train.MomentumOptimizer(learning_rate, 0.9)\n')
+    ran = {}
+    for scheme, *asked in [('HogWild', '--ps_momentum=0.9'), ('HogWild',), (tmp_path / 'Mine',)]:
+        status, out, err = simulate(f'--scheme={scheme}', '--workers=3', '--local_steps=60',
+                                    '--learning_rate=0.02', '--tests=2', *asked)
+        assert status == 0 and not err
+        ran[scheme, bool(asked)] = [line.partition(': ')[2] for line in out[1:-1]]
+    assert ran['HogWild', True] == ran[tmp_path / 'Mine', False] != ran['HogWild', False]
+    status, _, err = simulate(f'--scheme={tmp_path / "Mine"}', '--ps_momentum=0.5')
+    assert status == 1 and err == [
+        '--ps_momentum: the model has an optimizer of its own, change that one.']
+
+
 # The kinds of lives.
 
 @pytest.mark.parametrize('workers', [1, 2, 7])
@@ -1285,6 +1302,7 @@ def test_the_program(simulate, tmp_path):
       '--save_checkpoint_secs=9', '--worker_hosts=a:1,b:1', '--hop=1ms', '--seed=2'],
      '--eval_every_secs, --hop, --model_dir, --notes_dir, --save_checkpoint_secs, --worker_hosts: '
      'a simulation of HogWild has no use for them.'),
+    (['--scheme=AGN', '--ps_momentum=0.9'], '--ps_momentum: a simulation of AGN has no use for it'),
     (['--scheme=HogWild', '--straggler=99:1'], '--straggler: there is no worker 99; there are 8, '),
 ])
 def test_complaints_of_the_program(simulate, arguments, complaint):
