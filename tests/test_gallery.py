@@ -65,6 +65,11 @@ def test_each_model_in_each_scheme(model, folder, changes):
     hparams.learning_rate = 0.001
     drawn = model.train_batches(BATCH, program.Scheme.local_steps(hparams))
     network = building.Network(model, drawn, tables_stay_on_ps=program.Scheme.tables_stay_on_ps)
+    if 'aggregate' in changes and any(isinstance(variable, tables.Rows)
+                                      for variable in network.variables):
+        with pytest.raises(SystemExit, match='^--aggregate: of the table .* only the mean.$'):
+            program.Scheme(network, tf.train.get_global_step(), hparams, 0, 1)
+        return
     scheme = program.Scheme(network, tf.train.get_global_step(), hparams, 0, 1)
     test = evaluation.Test(model, network.at_variables)
     with tf.Session(config=tf.ConfigProto(operation_timeout_in_ms=60000)) as session:

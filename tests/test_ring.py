@@ -577,10 +577,10 @@ def test_one_that_dies_before_all_have_met(programs, victim):
     shutil.copytree(str(ROOT / 'Ring-AllReduce'), str(folder))
     (programs.directory / 'tfdist').symlink_to(ROOT / 'tfdist')
     text = (folder / 'sockets.py').read_text(encoding='utf-8')
-    silent = text.replace('        token, connections =',
+    silent = text.replace('        token, made =',
                           f'        while self._name == "worker {victim}":\n'
                           '            time.sleep(1)\n'
-                          '        token, connections =')
+                          '        token, made =')
     assert silent != text
     (folder / 'sockets.py').write_text(silent, encoding='utf-8')
     tasks = Tasks(programs, num_ps=0, num_workers=3, folder=folder, flags=['--train_steps=50'])
