@@ -67,12 +67,20 @@ class Admissions:
           number: int64 scalar tensor, how many pushes close it.
           drawn: int64 scalar tensor, the next ticket that `draw` gives.
         """
-        return self._table.write(self._state, tf.stack([stamp, number, 0, drawn]))
+        def locked():
+            with tf.control_dependencies([self._table.write(self._state, state)]):
+                return tf.constant(0)
+
+        with tf.device(self._device):
+            state = tf.stack([stamp, number, 0, drawn])
+            # In the section: a late push that is refused writes the state that it has read.
+            return self._section.execute(locked).op
 
     def shut(self):
         """Returns an op after which no step is open, and nothing is left of those before."""
         def locked():
-            with tf.control_dependencies([self.open(tf.constant(NONE, tf.int64), 0)]):
+            none_is_open = self._table.write(self._state, tf.constant([NONE, 0, 0, 0], tf.int64))
+            with tf.control_dependencies([none_is_open]):
                 return tf.constant(0)
 
         queues = self._tickets, self._closed, self._admitted
