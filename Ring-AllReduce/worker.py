@@ -341,8 +341,10 @@ def session_config(place):
     # ring, and the first worker; TensorFlow's own all-reduce wants to see all.
     neighbours = [place.device(i) for i in (0, place.index, (place.index + 1) % len(place.workers))]
     # A sum over sockets waits in a thread. With these flags others ask this server for something
-    # else meanwhile: the last step, who is ready for the timeline, the board of an elastic ring.
-    asked = FLAGS.stop_after_evals_without_gain or FLAGS.timeline or FLAGS.min_workers is not None
+    # else meanwhile, or this worker asks: the last step, who is ready for the timeline, the board
+    # of an elastic ring, whether worker 0 tests.
+    asked = (FLAGS.stop_after_evals_without_gain or FLAGS.timeline or FLAGS.eval_every_secs
+             or FLAGS.min_workers is not None)
     return servers.config(
         waiting_ops=int(FLAGS.implementation == 'sockets' and bool(asked)),
         device_filters=None if FLAGS.implementation == 'collective' else neighbours,
