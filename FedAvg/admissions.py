@@ -78,14 +78,9 @@ class Admissions:
 
     def shut(self):
         """Returns an op after which no step is open, and nothing is left of those before."""
-        def locked():
-            none_is_open = self._table.write(self._state, tf.constant([NONE, 0, 0, 0], tf.int64))
-            with tf.control_dependencies([none_is_open]):
-                return tf.constant(0)
-
         queues = self._tickets, self._closed, self._admitted
         with tf.device(self._device):
-            with tf.control_dependencies([self._section.execute(locked)]):
+            with tf.control_dependencies([self.open(tf.constant(NONE, tf.int64), 0)]):
                 sizes = [queue.size() for queue in queues]
             return tf.group(*[queue.dequeue_many(size).op for queue, size in zip(queues, sizes)])
 

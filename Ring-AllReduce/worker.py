@@ -340,9 +340,9 @@ def session_config(place):
     # Distributed: a session waits for all tasks that it sees. It has to see the neighbours in the
     # ring, and the first worker; TensorFlow's own all-reduce wants to see all.
     neighbours = [place.device(i) for i in (0, place.index, (place.index + 1) % len(place.workers))]
-    # A sum over sockets waits in a thread. With these flags others ask this server for something
-    # else meanwhile, or this worker asks: the last step, who is ready for the timeline, the board
-    # of an elastic ring, whether worker 0 tests. That thread costs a third of the digits' steps/s.
+    # A sum over sockets waits in a thread. With these flags the server has something else to do
+    # meanwhile: tell the last step, who is ready for the timeline, or the board of an elastic ring;
+    # or ask whether worker 0 tests. One thread more costs a third of the digits' steps/s.
     asked = (FLAGS.stop_after_evals_without_gain or FLAGS.timeline or FLAGS.eval_every_secs
              or FLAGS.min_workers is not None)
     return servers.config(
