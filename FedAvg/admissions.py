@@ -67,14 +67,10 @@ class Admissions:
           number: int64 scalar tensor, how many pushes close it.
           drawn: int64 scalar tensor, the next ticket that `draw` gives.
         """
-        def locked():
-            with tf.control_dependencies([self._table.write(self._state, state)]):
-                return tf.constant(0)
-
         with tf.device(self._device):
             state = tf.stack([stamp, number, 0, drawn])
             # In the section: a late push that is refused writes the state that it has read.
-            return self._section.execute(locked).op
+            return self._section.execute(lambda: self._table.write(self._state, state))
 
     def shut(self):
         """Returns an op after which no step is open, and nothing is left of those before."""
@@ -106,14 +102,14 @@ class Admissions:
                 gone = self._table.write(self._mine, self._no_ticket)
             with tf.control_dependencies([gone, self._table.write(self._life, life + 1)]):
                 if self._buffer:
-                    return tf.constant(0)  # nobody waits for its client
+                    return tf.no_op()  # nobody waits for its client
                 # What the former life pushed with it is another push than that of the next holder.
                 again = (held + [0, 0, 1])[tf.newaxis]
                 is_lost = tf.equal(held[0], now) & tf.greater(now, NONE)
                 return self._enqueue(self._tickets, again, is_lost)
 
         with tf.device(self._device):
-            return self._section.execute(locked).op
+            return self._section.execute(locked)
 
     def give_back(self):
         """Returns an op with which a worker gives back a ticket of which it has pushed nothing."""
@@ -127,13 +123,12 @@ class Admissions:
                     tf.equal(held[0], now) & tf.greater(now, NONE)))
 
         with tf.device(self._device):
-            return self._section.execute(locked).op
+            return self._section.execute(locked)
 
     @staticmethod
     def _enqueue(queue, element, condition):
-        """Puts an element into a queue on a condition; returns a tensor that is there after it."""
-        with tf.control_dependencies([queue.enqueue_many(element[:tf.cast(condition, tf.int32)])]):
-            return tf.constant(0)
+        """Returns an op that puts an element into a queue on a condition."""
+        return queue.enqueue_many(element[:tf.cast(condition, tf.int32)])
 
     def take(self, after=()):
         """Waits for a ticket, which this worker holds then.
@@ -238,8 +233,7 @@ class Admissions:
         def locked():
             now, needed, admitted, drawn = tf.unstack(self._table.read(self._state))
             needed = tf.where(tf.equal(now, stamp), tf.ones_like(needed), needed)
-            with tf.control_dependencies([self._settle(now, needed, admitted, drawn)]):
-                return tf.constant(0)
+            return self._settle(now, needed, admitted, drawn)
 
         with tf.device(self._device):
             return self._section.execute(locked)
