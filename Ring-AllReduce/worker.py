@@ -299,7 +299,10 @@ def train_in_a_ring(place, resolver, server, run, attempt=None, stop_watching=No
         together = (elastic.Ring(*members, attempt, marks) if attempt
                     else ring.Ring(*members, stop_watching))
 
-    trainer = sessions.Trainer.of(scheme, test, stop_device=place.device(0))
+    # Distributed: the sum keeps a thread of this server, so the first one's tells if it is busy.
+    first = resolver.cluster_spec().task_address('worker', place.workers[0])
+    trainer = sessions.Trainer.of(scheme, test, stop_device=place.device(0),
+                                  stop_target=f'grpc://{first}')
     # Distributed: all workers have the same parameters, so the first one alone saves and tests.
     own = together.session_options(checkpoints.Saver(f'worker {task_index}'), server)
     own['hooks'] = scheme.hooks + [trainer] + own['hooks']
@@ -340,11 +343,9 @@ def session_config(place):
     # Distributed: a session waits for all tasks that it sees. It has to see the neighbours in the
     # ring, and the first worker; TensorFlow's own all-reduce wants to see all.
     neighbours = [place.device(i) for i in (0, place.index, (place.index + 1) % len(place.workers))]
-    # A sum over sockets waits in a thread. With these flags the server has something else to do
-    # meanwhile: tell the last step, who is ready for the timeline, or the board of an elastic ring;
-    # or ask whether worker 0 tests. One thread more costs a third of the digits' steps/s.
-    asked = (FLAGS.stop_after_evals_without_gain or FLAGS.timeline or FLAGS.eval_every_secs
-             or FLAGS.min_workers is not None)
+    # A sum over sockets waits in a thread. With these flags others ask this server for something
+    # else meanwhile: the last step, who is ready for the timeline, the board of an elastic ring.
+    asked = FLAGS.stop_after_evals_without_gain or FLAGS.timeline or FLAGS.min_workers is not None
     return servers.config(
         waiting_ops=int(FLAGS.implementation == 'sockets' and bool(asked)),
         device_filters=None if FLAGS.implementation == 'collective' else neighbours,

@@ -155,7 +155,8 @@ def test_a_way_on_which_long_messages_are_lost():
     assert server.target and not liveness.takes_long_messages(address), 'nobody answers'
 
 
-def test_a_worker_that_tests_is_heard_by_the_others(said, monkeypatch):
+@pytest.mark.parametrize('own', [False, True], ids=['', 'in a session of its own'])
+def test_a_worker_that_tests_is_heard_by_the_others(said, monkeypatch, own):
     """On the board of a ps, which here is this process."""
     monkeypatch.setattr(busy, '_BEAT_SECS', 0.05)
     monkeypatch.setattr(busy, '_LOOK_EVERY_SECS', 0.1)
@@ -163,13 +164,14 @@ def test_a_worker_that_tests_is_heard_by_the_others(said, monkeypatch):
     boards, sessions = [], []
     for worker in range(2):
         with tf.Graph().as_default() as graph:
-            boards.append(busy.Board(worker, '/job:ps/task:0'))
+            boards.append(busy.Board(worker, '/job:ps/task:0', server.target if own else None))
             sessions.append(tf.Session(server.target, graph))
     excused = []
     monkeypatch.setattr(patience.PATIENCE, 'excuse', excused.append)
     wait(5)
     listens = True
-    thread = threading.Thread(target=boards[0].listen, args=(sessions[0], lambda: listens))
+    thread = threading.Thread(target=boards[0].listen,
+                              args=(None if own else sessions[0], lambda: listens))
     thread.start()
     with busy.on_behalf_of_all(sessions[1], 'saves'):  # the last board is this program's
         wait_until(lambda: len(excused) > 2)

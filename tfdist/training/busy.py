@@ -6,6 +6,7 @@ is kept beside the global step, and the patience of those who wait is for what d
 """
 
 import contextlib
+import functools
 import itertools
 import threading
 import time
@@ -27,15 +28,27 @@ class Board:
       graph: `tf.Graph` of its ops.
     """
 
-    def __init__(self, task_index, device):
-        """Makes the ops on `device`, a string, that of the global step."""
-        self._task_index = task_index
-        table = volatile_table.VolatileTable('busy', device, default=-1)
-        keys = tf.constant([0, 1, 2], tf.int64)  # the worker, what it does, the number of its beat
+    def __init__(self, task_index, device, target=None):
+        """Makes the ops.
+
+        Args:
+          task_index: int, the index of this worker.
+          device: string, that of the global step, where the board is.
+          target: string, that of sessions on the server of `device`, if this worker listens in one
+            of its own: all threads of its own server may be waiting. By default it listens in the
+            session that trains.
+        """
+        self._task_index, self._device, self._target = task_index, device, target
         self._beat = tf.placeholder(tf.int64, [3])
+        table, keys = self._table()
         self._write, self._read = table.write(keys, self._beat), table.read(keys)
         self.graph = tf.get_default_graph()
         _BOARDS[:] = [self]
+
+    def _table(self):
+        """Returns the table, in the default graph, and its keys."""
+        keys = tf.constant([0, 1, 2], tf.int64)  # the worker, what it does, the number of its beat
+        return volatile_table.VolatileTable('busy', self._device, default=-1), keys
 
     def is_this_programs(self):
         """Returns whether no other board was made after this one."""
@@ -53,16 +66,27 @@ class Board:
 
     def listen(self, session, goes_on):
         """Excuses long waits of this process while another worker beats, as long as `goes_on()`."""
-        before = None
+        before, read = None, self._reader(session)
         while goes_on():
             time.sleep(_LOOK_EVERY_SECS)
             if not patience.PATIENCE.is_waiting():
                 before = None
                 continue
-            now = session.run(self._read)
+            now = read()
             if before is not None and (now != before).any():
                 patience.PATIENCE.excuse(f'worker {now[0]} {list(_DOINGS)[now[1]]}')
             before = now
+
+    def _reader(self, session):
+        """Returns the function that reads the board; see `__init__`."""
+        if not self._target:
+            return functools.partial(session.run, self._read)
+        with tf.Graph().as_default() as graph:
+            table, keys = self._table()
+            read = table.read(keys)
+        own = tf.Session(self._target, graph, tf.ConfigProto(device_filters=[self._device]))
+        own.run(read)  # now: a busy server takes ten times as long for the first run as for others
+        return functools.partial(own.run, read)
 
 
 @contextlib.contextmanager

@@ -154,11 +154,15 @@ class Trainer(tf.train.SessionRunHook):
         self._beside = network and beside.Beside(network, writes=test and test.is_chief)
 
     @classmethod
-    def of(cls, scheme, test=None, wait=None, stop_device=None):
-        """Returns the trainer of a `seam.Seam`, which records the runs if --order_dir is given."""
+    def of(cls, scheme, test=None, wait=None, stop_device=None, stop_target=None):
+        """Returns the trainer of a `seam.Seam`, which records the runs if --order_dir is given.
+
+        `stop_target` is the target of sessions on the server of `stop_device`, for those who wait
+        in the threads of their own; see `busy.Board`.
+        """
         recorded = recorder.asked_for(scheme)  # changes the train op
         board = scheme.num_workers and busy.Board(
-            scheme.task_index, stop_device or tf.train.get_global_step().device)
+            scheme.task_index, stop_device or tf.train.get_global_step().device, stop_target)
         seams = [scheme, *scheme.others]
         return cls(scheme.train_op, wait or scheme.wait, test, stop_device, recorded,
                    scheme.network, board, (scheme.task_index, scheme.num_workers),
