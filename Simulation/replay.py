@@ -31,8 +31,9 @@ flags.DEFINE_string('center', None, 'file for the center at the end of a replay,
 _OF_THE_PLACE = {'ps_hosts', 'worker_hosts', 'chief_hosts', 'task_index', 'model_dir', 'order_dir',
                  'notes_dir', 'traced_runs', 'tested_share', 'eval_every_secs',
                  'stop_after_evals_without_gain'}
-# Relative: a loss that differs by more is not that of the run. The graph of one process rounds
-# differently from a graph of several tasks, and the difference grows with training.
+# Relative: a loss that differs by more is not that of the run. A replay rounds differently, and the
+# difference grows with training: TensorFlow 1.15 optimizes no graph into which other tensors than
+# placeholders are fed, so the replay sums gradients one by one which the run sums all at once.
 _ARITHMETIC = 1e-3
 _EXPLODED = 2  # a loss this many times the first one
 _AROUND = 4  # updates shown on either side of one
