@@ -312,6 +312,10 @@ PLANTS = {
     'the end for one': Plant(
         'One worker alone hears that the run is over.', *_ADMISSIONS, 'take',
         [(' | tf.equal(ticket[0], NONE)', '')], _A_ROUND, _NOBODY),
+    'opened beside': Plant(
+        'A round is opened while a push is being refused, which closes it again.', *_ADMISSIONS,
+        'open', [('self._section.execute(lambda: self._table.write(self._state, state))',
+                  'self._table.write(self._state, state)')], _IN_TIME, _NOBODY),
     'half a round counts': Plant(
         'What was admitted with an earlier chief counts with the next one.', *_ADMISSIONS, 'shut',
         [('self._closed, self._admitted', 'self._closed')], _A_ROUND, '(kill|start) worker 0$'),
