@@ -299,7 +299,7 @@ def train_in_a_ring(place, resolver, server, run, attempt=None, stop_watching=No
         together = (elastic.Ring(*members, attempt, marks) if attempt
                     else ring.Ring(*members, stop_watching))
 
-    # Distributed: the sum keeps a thread of this server, so the first one's tells if it is busy.
+    # Distributed: a sum may hold this server's only thread: worker 0's is asked who is busy.
     first = resolver.cluster_spec().task_address('worker', place.workers[0])
     trainer = sessions.Trainer.of(scheme, test, stop_device=place.device(0),
                                   stop_target=f'grpc://{first}')
