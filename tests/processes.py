@@ -330,3 +330,12 @@ def checkpoints(model_dir):
     """Returns the global steps of the checkpoints in a directory."""
     return sorted(int(re.search(r'-(\d+)\.index$', path.name).group(1))
                   for path in pathlib.Path(model_dir).glob('model.ckpt-*.index'))
+
+
+def saved_step(model_dir):
+    """Returns the step of the checkpoint that a directory's list names: a chief restores that one.
+
+    The files of a later one may be there already: they are written before the list.
+    """
+    listed = (pathlib.Path(model_dir) / 'checkpoint').read_text(encoding='utf-8')
+    return int(re.match(r'model_checkpoint_path: ".*-(\d+)"', listed).group(1))

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from processes import checkpoints, RESUMES, ROOT, SLOW, STEP, Tasks, wait_until
+from processes import checkpoints, RESUMES, ROOT, saved_step, SLOW, STEP, Tasks, wait_until
 
 LONG = ['--train_steps=1000000', '--log_every_n_steps=20', '--save_checkpoint_secs=1', SLOW]
 WHERE = 'HogWild', 'AGN', 'Synchronous-SGD', 'Ring-AllReduce'
@@ -94,9 +94,7 @@ def test_no_checkpoint_can_be_written_any_more(disk, folder, fault, reason):
     else:
         disk.run_sh(folder).fails(rf'^--model_dir=\S+ cannot be made or written to: {reason}\.$')
         disk.do('umount', model_dir)
-    # Not the last one whose files are there: the disk may be full before this says that they are.
-    state = (disk.seen / 'model' / 'checkpoint').read_text(encoding='utf-8')
-    saved = int(re.match(r'model_checkpoint_path: ".*-(\d+)"', state)[1])
+    saved = saved_step(disk.seen / 'model')  # the disk may be full before the list names the last
     again = disk.run_sh(folder, f'--train_steps={saved + 20}')
     again.ends_well()
     assert any(RESUMES.fullmatch(line) and line.endswith(f'-{saved}') for line in again.out), again

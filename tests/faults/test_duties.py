@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from processes import DID, RESUMES, SLOW, Tasks, TEST, TESTED, wait_until
+from processes import DID, RESUMES, saved_step, SLOW, Tasks, TEST, TESTED, wait_until
 import slow_model
 
 BUSY = re.compile(r'worker 1: the step is not complete after \d+ s \(worker 0 tests\); waiting')
@@ -57,12 +57,6 @@ def long_test(programs, tmp_path, folder, *flags, seconds=0.5, **options):
     return start(programs, slow_model.copy(folder, tmp_path, seconds), *flags, **options)
 
 
-def step_of_list(model_dir):
-    """Returns the step of the checkpoint that the list names, which a chief restores."""
-    listed = (model_dir / 'checkpoint').read_text(encoding='utf-8')
-    return int(re.match(r'model_checkpoint_path: ".*-(\d+)"', listed).group(1))
-
-
 @thorough
 @pytest.mark.parametrize('folder, task, steps', [
     ('HogWild', ('ps', 0), 200), ('HogWild', ('ps', 1), 200), ('Synchronous-SGD', ('ps', 0), 200),
@@ -76,8 +70,7 @@ def test_a_task_is_lost_in_the_last_test(programs, tmp_path, folder, task, steps
         *[f'--export_dir={tmp_path / "export"}'] * exports, num_ps=1 + (task == ('ps', 1)))
     chief = chief_of(running)
     chief.wait_for(DID)
-    # The files are there a moment before the list names them.
-    wait_until(lambda: step_of_list(tmp_path / 'model') >= steps or not chief.running,
+    wait_until(lambda: saved_step(tmp_path / 'model') >= steps or not chief.running,
                'not saved:', chief)
     assert not chief.matches(TEST), str(chief)
     lose(tasks, running, task)
