@@ -102,7 +102,7 @@ class Admissions:
                 gone = self._table.write(self._mine, self._no_ticket)
             with tf.control_dependencies([gone, self._table.write(self._life, life + 1)]):
                 if self._buffer:
-                    return tf.no_op()  # nobody waits for its client
+                    return tf.no_op()  # with a buffer nobody waits for a certain client
                 # What the former life pushed with it is another push than that of the next holder.
                 again = (held + [0, 0, 1])[tf.newaxis]
                 is_lost = tf.equal(held[0], now) & tf.greater(now, NONE)

@@ -33,10 +33,10 @@ class Board:
 
         Args:
           task_index: int, the index of this worker.
-          device: string, that of the global step, where the board is.
-          target: string, that of sessions on the server of `device`, if this worker listens in one
-            of its own: all threads of its own server may be waiting. By default it listens in the
-            session that trains.
+          device: string, the device of the global step, which keeps the board.
+          target: string, the target of sessions on the server of `device`, for a worker that has to
+            listen in such a session: all threads of its own server may be waiting. By default a
+            worker listens in the session that trains.
         """
         self._task_index, self._device, self._target = task_index, device, target
         self._beat = tf.placeholder(tf.int64, [3])

@@ -157,8 +157,8 @@ class Trainer(tf.train.SessionRunHook):
     def of(cls, scheme, test=None, wait=None, stop_device=None, stop_target=None):
         """Returns the trainer of a `seam.Seam`, which records the runs if --order_dir is given.
 
-        `stop_target` is the target of sessions on the server of `stop_device`, for those who wait
-        in the threads of their own; see `busy.Board`.
+        `stop_target` is the target of sessions on the server of `stop_device`, for a worker whose
+        own server has no thread left while it waits; see `busy.Board`.
         """
         recorded = recorder.asked_for(scheme)  # changes the train op
         board = scheme.num_workers and busy.Board(
